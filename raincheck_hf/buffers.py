@@ -1,0 +1,156 @@
+"""Tensors of one conversation: key/value buffers by slot, and the rows waiting to be restored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_SLOT_STEP = 64
+_GROWTH = 1.25
+
+
+class KeyValueBuffer:
+    """Keys and values of one attention layer, [1, H, slots, dim], addressed by physical slot.
+
+    Memory is allocated on the first write, on the device and in the dtype of what is written, and
+    grows without disturbing what is there. It starts as zeros: a reserved slot may be inside the
+    keys handed to an attention kernel before it is written, and masked-out rubbish must be finite.
+    """
+
+    def __init__(self) -> None:
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    @property
+    def slots(self) -> int:
+        """How many slots are allocated."""
+        return 0 if self.keys is None else self.keys.shape[2]
+
+    def write(self, slot: int, keys: Tensor, values: Tensor, reserve: int) -> None:
+        """Put rows [1, H, T, dim] at ``slot``; allocate at least ``reserve`` slots."""
+        stop = slot + keys.shape[2]
+        if max(stop, reserve) > self.slots:
+            self._grow(max(stop, reserve), keys, values)
+        assert self.keys is not None and self.values is not None
+        self.keys[:, :, slot:stop] = keys
+        self.values[:, :, slot:stop] = values
+
+    def read(self, stop: int) -> tuple[Tensor, Tensor]:
+        """Views of the slots before ``stop``."""
+        assert self.keys is not None and self.values is not None
+        return self.keys[:, :, :stop], self.values[:, :, :stop]
+
+    def copy(self) -> KeyValueBuffer:
+        """An independent copy."""
+        twin = KeyValueBuffer()
+        if self.keys is not None and self.values is not None:
+            twin.keys, twin.values = self.keys.clone(), self.values.clone()
+        return twin
+
+    def free(self) -> None:
+        """Let the memory go."""
+        self.keys = self.values = None
+
+    def _grow(self, wanted: int, keys: Tensor, values: Tensor) -> None:
+        slots = max(wanted, int(self.slots * _GROWTH))
+        slots = -(-slots // _SLOT_STEP) * _SLOT_STEP
+        self.keys = self._extended(self.keys, keys, slots)
+        self.values = self._extended(self.values, values, slots)
+
+    @staticmethod
+    def _extended(old: Tensor | None, like: Tensor, slots: int) -> Tensor:
+        batch, heads, _, dim = like.shape
+        new = like.new_zeros(batch, heads, slots, dim)
+        if old is not None:
+            new[:, :, : old.shape[2]] = old
+        return new
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Input rows of one pass.
+
+    Attributes:
+        embeds: [T, d], merged input embeddings.
+        positions: int64 [3, T], M-RoPE positions in the full prompt.
+        visual: bool [T], which rows are multimodal.
+        deepstack: One [V, d] tensor per DeepStack layer for the V multimodal rows, or empty.
+    """
+
+    embeds: Tensor
+    positions: Tensor
+    visual: Tensor
+    deepstack: tuple[Tensor, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.embeds)
+
+    def pick(self, index: Tensor) -> Rows:
+        """Copies of the rows at ``index`` (int64 [t]), in that order."""
+        of_visual = (self.visual.cumsum(0) - 1)[index][self.visual[index]]
+        return Rows(
+            embeds=self.embeds[index],
+            positions=self.positions[:, index],
+            visual=self.visual[index],
+            deepstack=tuple(layer[of_visual] for layer in self.deepstack),
+        )
+
+    @classmethod
+    def cat(cls, parts: Sequence[Rows]) -> Rows:
+        """Rows of all parts, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        layers = zip(*(part.deepstack for part in parts if part.deepstack), strict=True)
+        return cls(
+            embeds=torch.cat([part.embeds for part in parts]),
+            positions=torch.cat([part.positions for part in parts], dim=1),
+            visual=torch.cat([part.visual for part in parts]),
+            deepstack=tuple(torch.cat(layer) for layer in layers),
+        )
+
+
+class DeferredRows:
+    """The rows of D still to be restored, in the order of restoration. Never changes in place.
+
+    They are held in small blocks with memory of their own, so that what was restored is freed while
+    the rest still waits.
+    """
+
+    BLOCK = 64
+
+    def __init__(self, blocks: Sequence[Rows] = (), offset: int = 0) -> None:
+        self._blocks = tuple(blocks)
+        self._offset = offset  # rows of the first block already restored
+
+    @classmethod
+    def of(cls, rows: Rows, order: Tensor) -> DeferredRows:
+        """Copy the rows at ``order`` (int64 [D])."""
+        return cls([rows.pick(block) for block in order.split(cls.BLOCK)] if len(order) else [])
+
+    def __len__(self) -> int:
+        return sum(map(len, self._blocks)) - self._offset
+
+    def peek(self, count: int) -> Rows:
+        """The first ``count`` rows."""
+        parts, offset = [], self._offset
+        for block in self._blocks:
+            if count <= 0:
+                break
+            stop = min(len(block), offset + count)
+            whole = offset == 0 and stop == len(block)
+            device = block.embeds.device
+            parts.append(block if whole else block.pick(torch.arange(offset, stop, device=device)))
+            count -= stop - offset
+            offset = 0
+        return Rows.cat(parts)
+
+    def without(self, count: int) -> DeferredRows:
+        """The rows after the first ``count``; blocks used up are let go."""
+        blocks, offset = self._blocks, self._offset + count
+        while blocks and offset >= len(blocks[0]):
+            offset -= len(blocks[0])
+            blocks = blocks[1:]
+        return DeferredRows(blocks, offset)

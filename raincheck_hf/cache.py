@@ -1,0 +1,212 @@
+"""RaincheckCache: one conversation's keys, values, states and deferred tokens."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from raincheck_hf import passes
+from raincheck_hf.buffers import KeyValueBuffer
+from raincheck_hf.config import RaincheckConfig
+from raincheck_hf.conversation import Conversation
+from raincheck_hf.executor import Executor, choose_executor
+from raincheck_hf.models import adapter_for
+from raincheck_hf.report import RaincheckReport, mark
+from raincheck_hf.schedule import completion_chunks
+
+
+class RaincheckCache(Cache):
+    """The cache of one conversation, handed from turn to turn.
+
+    ``RaincheckCache(model)`` is an empty one. It belongs to that model and is used by one call of
+    ``generate(..., raincheck=...)`` at a time. Memory is freed by ``close()``, or when the last
+    reference goes. ``copy.deepcopy`` (or ``fork()``) makes an independent conversation; pickling is
+    refused.
+
+    Attributes:
+        model: The model it belongs to.
+        conversation: The published state; replaced whole, never changed in place.
+        buffers: Keys and values by attention layer.
+        report: The last turn's report, or None.
+    """
+
+    is_compileable = False
+    is_croppable = False
+
+    def __init__(self, model: Any) -> None:
+        self.adapter = adapter_for(model)
+        self.model = model
+        kinds = self.adapter.layer_kinds(model)
+        # Stock code only counts the layers and asks which of them are linear.
+        super().__init__(layers=list(kinds))  # type: ignore[arg-type]
+        self.buffers = {i: KeyValueBuffer() for i, kind in enumerate(kinds) if kind == "attention"}
+        self.conversation = Conversation()
+        self.report: RaincheckReport | None = None
+        self.last_token: int | None = None
+        self.closed = False
+        self._turn: Any = None
+        self._rest: tuple[RaincheckConfig, Executor] = (RaincheckConfig(), choose_executor("auto"))
+        self._use = threading.Lock()
+
+    # -- what a user asks ---------------------------------------------------------------------
+
+    @property
+    def pending(self) -> int:
+        """Deferred tokens not yet restored."""
+        return self.conversation.regions.pending
+
+    @property
+    def token_ids(self) -> Tensor:
+        """int64 [n] on the CPU: the tokens consumed so far, in source order, restored or not.
+
+        The last generated token is not among them: it belongs to the next turn's input.
+        """
+        return self.conversation.consumed_ids
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens consumed so far, restored or not: where the next turn's new tokens start."""
+        return len(self.conversation.prompt_ids) + len(self.conversation.answer_ids)
+
+    def finish(self, timeout: float | None = None) -> None:
+        """The barrier: return when nothing is pending.
+
+        Args:
+            timeout: Seconds to wait; None waits as long as it takes.
+
+        Raises:
+            ValueError: The cache is closed, or in use by a call.
+        """
+        with self.in_use():
+            self.complete()
+
+    def close(self) -> None:
+        """Free everything. A closed cache cannot be used again; closing twice is harmless."""
+        self.closed = True
+        self.conversation = Conversation()
+        self.last_token = None
+        for buffer in self.buffers.values():
+            buffer.free()
+
+    def fork(self) -> RaincheckCache:
+        """An independent conversation that starts where this one is.
+
+        Raises:
+            ValueError: The cache is closed, or in use by a call.
+        """
+        with self.in_use():
+            twin = RaincheckCache(self.model)
+            twin.buffers = {i: buffer.copy() for i, buffer in self.buffers.items()}
+            twin.conversation = self.conversation
+            twin.last_token = self.last_token
+            twin.report = self.report
+            twin._rest = self._rest
+            return twin
+
+    # -- what a turn needs --------------------------------------------------------------------
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Claim the cache for one call.
+
+        Raises:
+            ValueError: It is closed, or another call has it.
+        """
+        if not self._use.acquire(blocking=False):
+            raise ValueError(
+                "this RaincheckCache is in use by another call; a conversation runs one turn at a "
+                "time (fork() makes an independent one)"
+            )
+        try:
+            if self.closed:
+                raise ValueError("this RaincheckCache is closed; start with RaincheckCache(model)")
+            yield
+        finally:
+            self._use.release()
+
+    def publish(self, conversation: Conversation, report: RaincheckReport | None = None) -> None:
+        """Make a pass's outcome the conversation's state.
+
+        Args:
+            conversation: What it is now.
+            report: Of the turn that this pass opens.
+        """
+        self.conversation = conversation
+        if report is not None:
+            self.report, self.last_token = report, None
+        if self.report is not None:
+            self.report.pending = conversation.regions.pending
+
+    def complete_with(self, config: RaincheckConfig, executor: Executor) -> None:
+        """Say how what is left of D will be restored."""
+        self._rest = (config, executor)
+
+    @torch.no_grad()
+    def complete(self) -> None:
+        """Restore all that is left of D, here and now. The caller holds the cache."""
+        if not self.pending:
+            return
+        config, executor = self._rest
+        device = self.conversation.deferred.peek(1).embeds.device
+        start = mark(device)
+        for chunk in completion_chunks(config, self.pending):
+            passes.restore(self, executor, chunk)
+        if self.report is not None:
+            self.report.completion_ms = start.until(mark(device))
+
+    # -- what stock code asks of a Cache ------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{self.get_seq_length()} tokens"
+        return f"RaincheckCache({state}, {self.pending} pending)"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RaincheckCache:
+        return self.fork()
+
+    def __copy__(self) -> RaincheckCache:
+        return self.fork()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "RaincheckCache cannot be pickled: it holds its model. Save cache.token_ids and the "
+            "pictures, and run the conversation again"
+        )
+
+    @property
+    def is_linear(self) -> list[bool]:
+        return [kind == "recurrent" for kind in self.layers]
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        return [False] * len(self.layers)
+
+    @property
+    def is_initialized(self) -> bool:
+        return self.get_seq_length() > 0
+
+    @property
+    def batch_size(self) -> int:
+        return 1
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return -1
+
+    def _refused(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise ValueError(
+            "a RaincheckCache works inside model.generate(..., raincheck=...) only; "
+            "for stock generation or a plain forward pass use a DynamicCache"
+        )
+
+    update = get_mask_sizes = get_query_offset = _refused
+    get_conv_state = get_recurrent_state = _refused
+    update_conv_state = update_recurrent_state = update_indexer = _refused
+    crop = reset = reorder_cache = early_initialization = offload = prefetch = _refused
+    batch_repeat_interleave = batch_select_indices = activate_past_recording = _refused

@@ -1,0 +1,1 @@
+"""Kernels and their plain PyTorch twins. Imports torch and triton only."""

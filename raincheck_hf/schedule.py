@@ -1,0 +1,31 @@
+"""Which chunk rides in which pass. Plain Python, no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from raincheck_hf.config import RaincheckConfig
+
+
+def decode_chunk(config: RaincheckConfig, step: int, pending: int) -> int:
+    """How many deferred tokens ride in the pass that consumes y_step.
+
+    The passes of y_1 to y_g are plain (the guard); from y_{g+1} on each carries one chunk until
+    nothing is pending (paper section 2.3).
+
+    Args:
+        config: The turn's choices.
+        step: t, counted from 1.
+        pending: Deferred tokens not yet restored.
+    """
+    if config.defer != "decode" or step <= config.guard_tokens:
+        return 0
+    return min(config.chunk_size, pending)
+
+
+def completion_chunks(config: RaincheckConfig, pending: int) -> Iterator[int]:
+    """The chunk sizes that finish ``pending`` deferred tokens after the answer."""
+    while pending > 0:
+        chunk = min(config.completion_chunk_size, pending)
+        yield chunk
+        pending -= chunk

@@ -1,0 +1,50 @@
+"""CDPruner (arXiv 2506.10967): a determinantal point process conditioned on the question."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from raincheck_hf.selection.context import SelectionContext
+from raincheck_hf.selection.greedy import determinant, ranked
+from raincheck_hf.selection.registry import register_selector
+
+THETA = 0.5
+"""Weight of relevance against diversity, in [0, 1): 0 is a plain DPP."""
+
+
+def relevance(context: SelectionContext) -> Tensor:
+    """Cosine with the mean query embedding, scaled to (0, 1]; fp32 [n].
+
+    All ones where there is no query, or where every token is equally near.
+    """
+    if len(context.query) == 0:
+        return torch.ones(context.n, device=context.device)
+    centre = F.normalize(context.query.float().mean(0), dim=0)
+    cosine = context.unit_embeds @ centre
+    low, high = cosine.aminmax()
+    # The offset keeps the least relevant token above 0 and divides no flat range by zero.
+    offset = 1e-6
+    return (cosine - low + offset) / (high - low + offset)
+
+
+def kernel(context: SelectionContext, relevant: Tensor) -> Tensor:
+    """L = diag(r) S diag(r), S cosines of X, r = exp(η·relevance), η = θ/(2(1−θ)); fp32 [n, n]."""
+    weight = torch.exp(relevant * (THETA / (2 * (1 - THETA))))
+    rows = context.unit_embeds * weight[:, None]
+    product = rows @ rows.T
+    # A cosine of 1 up to rounding would let rounding choose among equally relevant tokens.
+    product.diagonal().copy_(weight.square())
+    return product
+
+
+@register_selector("cdpruner")
+def cdpruner(context: SelectionContext) -> Tensor:
+    """Greedy MAP of det(L_T); the rest, also where the rank of L is used up, by relevance.
+
+    Uses `query`. One fp32 matrix of [n, n] and one of [budget, n].
+    """
+    relevant = relevance(context)
+    picks, _ = determinant(kernel(context, relevant), context.budget)
+    return ranked(picks, relevant)

@@ -1,0 +1,215 @@
+"""One turn: what ``generate`` prepares, and what the model's forward does while it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation import LogitsProcessor
+
+from raincheck_hf import passes
+from raincheck_hf.buffers import DeferredRows, Rows
+from raincheck_hf.cache import RaincheckCache
+from raincheck_hf.config import RaincheckConfig
+from raincheck_hf.conversation import Conversation
+from raincheck_hf.executor import Executor
+from raincheck_hf.inputs import NewInput, query_mask
+from raincheck_hf.models import vision
+from raincheck_hf.report import RaincheckReport, TurnClock
+from raincheck_hf.schedule import decode_chunk
+from raincheck_hf.selection import Selection, SelectionContext, select
+
+# Slots allocated ahead for the answer; longer answers grow the buffers.
+_MOST_RESERVED = 1024
+
+
+class Turn:
+    """Drives the passes of one ``generate`` call on one cache.
+
+    Attributes:
+        report: The turn's report.
+    """
+
+    def __init__(
+        self,
+        cache: RaincheckCache,
+        config: RaincheckConfig,
+        executor: Executor,
+        new: NewInput,
+        clock: TurnClock,
+        answer_length: int,
+    ) -> None:
+        """Encode what is new and select from it; the language model does not run yet.
+
+        Raises:
+            ValueError: The selector failed; nothing was changed.
+        """
+        self._cache = cache
+        self._config = config
+        self._executor = executor
+        self._clock = clock
+        self._armed = 0
+        self._reserve = min(answer_length, _MOST_RESERVED)
+        self._new = new
+        self.report = RaincheckReport(executor=executor.name)
+        self._staged: tuple[Rows, Conversation] | None = self._stage()
+
+    @property
+    def whole(self) -> bool:
+        """Whether the ids passed are the whole conversation, not the new tokens alone."""
+        return self._new.whole
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """What the model's forward does in this turn: prefill first, one token at a time then.
+
+        Args:
+            ids: int64 [1, T], as the stock loop passes them.
+
+        Returns:
+            Logits [1, 1, vocabulary].
+        """
+        if self._staged is not None:
+            return self._prefill()[None]
+        chunk, self._armed = self._armed, 0
+        logits = passes.decode(self._cache, self._executor, ids[0], chunk, self._config.fuse)
+        self.report.restored_per_step.append(chunk)
+        return logits[None]
+
+    def arm(self) -> None:
+        """Between two steps: choose the chunk that rides in the next pass."""
+        self._clock.step()
+        regions = self._cache.conversation.regions
+        self._armed = decode_chunk(self._config, regions.answer + 1, regions.pending)
+
+    def close(self) -> None:
+        """After the last step, or after an exception: disarm, write the times."""
+        self._armed = 0
+        self._staged = None
+        self._clock.write(self.report)
+
+    def _prefill(self) -> Tensor:
+        assert self._staged is not None
+        initial, after = self._staged
+        self._clock.start("prefill_ms")
+        logits = passes.prefill(
+            self._cache,
+            self._executor,
+            initial,
+            after,
+            self.report,
+            reserve=after.regions.end + self._reserve,
+        )
+        self._clock.stop("prefill_ms")
+        self._staged = None
+        return logits
+
+    def _stage(self) -> tuple[Rows, Conversation]:
+        """P, and the conversation after its prefill."""
+        cache, new = self._cache, self._new
+        before = cache.conversation.without_answer() if new.rollback else cache.conversation
+        rows = self._embed(before.position)
+        kept = self._kept.to(rows.embeds.device)
+        index = torch.arange(len(rows), device=kept.device)
+        order = index[~kept]
+        if self._config.order == "relevance":
+            best_first = torch.sort(self._scores[order], descending=True, stable=True).indices
+            order = order[best_first]
+        # Hard pruning drops D: no slots, no rows, though its tokens still count in the ids.
+        waiting = order[:0] if self._config.drops else order
+        after = Conversation(
+            regions=before.regions.next_turn(int(kept.sum()), len(waiting)),
+            recurrent=before.recurrent,
+            deferred=DeferredRows.of(rows, waiting),
+            prompt_ids=torch.cat([before.consumed_ids, new.ids]),
+            items=(*before.items, *new.items),
+            next_position=int(rows.positions.max()) + 1,
+        )
+        self._describe(kept, order)
+        return rows.pick(index[kept]), after
+
+    def _embed(self, start: int) -> Rows:
+        """Merged embeddings of the whole new input, and which rows the initial prefill keeps."""
+        cache, new = self._cache, self._new
+        adapter, model = cache.adapter, cache.model
+        embeds = adapter.embed(model, new.ids)
+        device = embeds.device
+        grids = {kind: grid.cpu() for kind, (_, grid) in new.pixels.items()}
+        positions = adapter.positions(model, new.ids, new.types, grids, start).to(device)
+        visual = (new.types != 0).to(device)
+        self._kept = torch.ones(len(embeds), dtype=torch.bool, device=device)
+        self._scores = torch.zeros(len(embeds), device=device)
+        if not new.items:
+            return Rows(embeds, positions, visual)
+        seen = self._encode()
+        selection = self._select(seen, embeds)
+        self._kept[visual] = selection.mask.to(device)
+        self._kept[-1] = True  # rule 3: the last row gives y1
+        self._scores[visual] = selection.scores.to(device)
+        embeds = embeds.clone()
+        embeds[visual] = seen.embeds.to(device, embeds.dtype)
+        return Rows(embeds, positions, visual, tuple(layer.to(device) for layer in seen.deepstack))
+
+    def _encode(self) -> vision.VisionOutput:
+        """The vision tower, once over each new image and video (rule 1)."""
+        self._clock.start("vision_ms")
+        model = self._cache.model
+        outputs = [
+            vision.encode(model, pixels.to(model.device), grid.to(model.device), kind)  # type: ignore[arg-type]
+            for kind, (pixels, grid) in self._new.pixels.items()
+        ]
+        seen = vision.in_source_order(outputs, [item.kind for item in self._new.items])  # type: ignore[misc]
+        self._clock.stop("vision_ms")
+        return seen
+
+    def _select(self, seen: vision.VisionOutput, embeds: Tensor) -> Selection:
+        self._clock.start("select_ms")
+        model, new = self._cache.model, self._new
+        query = query_mask(
+            new.ids, new.types, end_ids(model), self._cache.adapter.special_ids(model)
+        )
+        context = SelectionContext(
+            seen.embeds,
+            seen.grid,
+            seen.kind,
+            query=embeds[query.to(embeds.device)],
+            features=lambda: seen.features,
+            attention=lambda: seen.attention,
+            seed=self._config.seed,
+        )
+        config = self._config
+        selection = select(context, config.selector, config.retention, config.retention_scope)
+        seen.release()
+        self._clock.stop("select_ms")
+        return selection
+
+    def _describe(self, kept: Tensor, order: Tensor) -> None:
+        visual = self._new.types != 0
+        report, offset = self.report, self._new.offset
+        report.selected = (kept.cpu() & visual).nonzero().flatten() + offset
+        report.deferred = order.cpu() + offset
+        report.n_visual = int(visual.sum())
+        report.n_selected = len(report.selected)
+        report.n_deferred = len(report.deferred)
+        report.pending = 0 if self._config.drops else report.n_deferred
+
+
+class StepHook(LogitsProcessor):
+    """Called by the stock loop between two steps; scores pass through unchanged."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Arm the next chunk."""
+        self._turn.arm()
+        return scores
+
+
+def end_ids(model: Any) -> frozenset[int]:
+    """Ids that end a message."""
+    found: set[int] = set()
+    for config in (model.generation_config, model.config, model.config.get_text_config()):
+        ids = getattr(config, "eos_token_id", None)
+        found.update([] if ids is None else [ids] if isinstance(ids, int) else ids)
+    return frozenset(found)

@@ -1,0 +1,25 @@
+"""Fixtures that every test may use."""
+
+from __future__ import annotations
+
+import os
+
+# Two models and many small passes: threads of one pass cost more than they save.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+
+ARCHITECTURES = ("qwen3_vl", "qwen3_5")
+
+
+@pytest.fixture(scope="session", params=ARCHITECTURES)
+def architecture(request: pytest.FixtureRequest) -> str:
+    """Each supported architecture in turn."""
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    """Tests draw the same numbers, alone or in company."""
+    torch.manual_seed(0)
