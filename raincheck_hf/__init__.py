@@ -14,6 +14,7 @@ from raincheck_hf.generation import (
 )
 from raincheck_hf.report import RaincheckReport
 from raincheck_hf.selection import register_selector
+from raincheck_hf.session import RaincheckSession
 
 __version__ = "0.1.0"
 
@@ -23,6 +24,7 @@ __all__ = [
     "RaincheckGenerationMixin",
     "RaincheckOutput",
     "RaincheckReport",
+    "RaincheckSession",
     "disable_raincheck",
     "enable_raincheck",
     "register_selector",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -13,12 +13,15 @@ from transformers.cache_utils import Cache
 
 from raincheck_hf import passes
 from raincheck_hf.buffers import KeyValueBuffer
+from raincheck_hf.completion import Job, completer
 from raincheck_hf.config import RaincheckConfig
-from raincheck_hf.conversation import Conversation
+from raincheck_hf.conversation import Conversation, adopt_tensors
 from raincheck_hf.executor import Executor, choose_executor
 from raincheck_hf.models import adapter_for
 from raincheck_hf.report import RaincheckReport, mark
-from raincheck_hf.schedule import completion_chunks
+
+# Rows restored in one pass while a call waits for them: one large pass is quicker than many.
+_BARRIER_CHUNK = 1024
 
 
 class RaincheckCache(Cache):
@@ -51,6 +54,7 @@ class RaincheckCache(Cache):
         self.last_token: int | None = None
         self.closed = False
         self._turn: Any = None
+        self._job: Job | None = None
         self._rest: tuple[RaincheckConfig, Executor] = (RaincheckConfig(), choose_executor("auto"))
         self._use = threading.Lock()
 
@@ -77,21 +81,39 @@ class RaincheckCache(Cache):
         """The barrier: return when nothing is pending.
 
         Args:
-            timeout: Seconds to wait; None waits as long as it takes.
+            timeout: Seconds to wait for the background; None takes the rest over and restores it
+                here, which is the fastest way.
 
         Raises:
+            TimeoutError: Not done in time; the work goes on.
             ValueError: The cache is closed, or in use by a call.
+            Exception: What the background raised. What was restored before stays valid, and the
+                next barrier tries again.
         """
         with self.in_use():
+            job = self._job
+            if timeout is not None and job is None and self.pending:
+                job = self._job = completer(self.model).submit(self)
+            if timeout is not None and job is not None and not job.done.wait(timeout):
+                raise TimeoutError(
+                    f"{self.pending} deferred tokens are still pending after {timeout} s; "
+                    "their restoration goes on"
+                )
             self.complete()
 
     def close(self) -> None:
-        """Free everything. A closed cache cannot be used again; closing twice is harmless."""
+        """Stop and free everything; closing twice is harmless.
+
+        Background work stops within one chunk. A call that is using the cache fails at its next
+        pass. A closed cache cannot be used again.
+        """
         self.closed = True
-        self.conversation = Conversation()
-        self.last_token = None
-        for buffer in self.buffers.values():
-            buffer.free()
+        self._withdraw()
+        if self._use.acquire(blocking=False):  # else the call in progress frees it on its way out
+            try:
+                self._free()
+            finally:
+                self._use.release()
 
     def fork(self) -> RaincheckCache:
         """An independent conversation that starts where this one is.
@@ -100,12 +122,16 @@ class RaincheckCache(Cache):
             ValueError: The cache is closed, or in use by a call.
         """
         with self.in_use():
+            self._withdraw()
             twin = RaincheckCache(self.model)
             twin.buffers = {i: buffer.copy() for i, buffer in self.buffers.items()}
             twin.conversation = self.conversation
             twin.last_token = self.last_token
             twin.report = self.report
             twin._rest = self._rest
+            if self._rest[0].completion == "background":
+                self.complete_in_background()
+                twin.complete_in_background()
             return twin
 
     # -- what a turn needs --------------------------------------------------------------------
@@ -127,6 +153,8 @@ class RaincheckCache(Cache):
                 raise ValueError("this RaincheckCache is closed; start with RaincheckCache(model)")
             yield
         finally:
+            if self.closed:
+                self._free()
             self._use.release()
 
     def publish(self, conversation: Conversation, report: RaincheckReport | None = None) -> None:
@@ -135,7 +163,12 @@ class RaincheckCache(Cache):
         Args:
             conversation: What it is now.
             report: Of the turn that this pass opens.
+
+        Raises:
+            ValueError: The cache was closed meanwhile; nothing is published.
         """
+        if self.closed:
+            raise ValueError("this RaincheckCache was closed while it was in use")
         self.conversation = conversation
         if report is not None:
             self.report, self.last_token = report, None
@@ -146,18 +179,54 @@ class RaincheckCache(Cache):
         """Say how what is left of D will be restored."""
         self._rest = (config, executor)
 
+    def complete_in_background(self) -> None:
+        """Let the model's worker restore what is left of D; returns at once."""
+        if self.pending:
+            self._job = completer(self.model).submit(self)
+
     @torch.no_grad()
     def complete(self) -> None:
-        """Restore all that is left of D, here and now. The caller holds the cache."""
-        if not self.pending:
-            return
+        """The barrier of a call that holds the cache: restore all that is left of D here and now.
+
+        Raises:
+            Exception: What the background raised, once.
+        """
+        error = self._withdraw()
+        if error is not None:
+            raise error
+        while self.pending:
+            self.restore_chunk(at_least=_BARRIER_CHUNK)
+
+    def restore_chunk(self, ready: Callable[[], None] | None = None, at_least: int = 1) -> None:
+        """Restore one completion chunk. The caller owns the conversation.
+
+        Args:
+            ready: Called between the pass and its publication, to wait for the device.
+            at_least: A larger chunk than configured, for when somebody waits.
+        """
         config, executor = self._rest
+        chunk = min(self.pending, max(config.completion_chunk_size, at_least))
         device = self.conversation.deferred.peek(1).embeds.device
         start = mark(device)
-        for chunk in completion_chunks(config, self.pending):
-            passes.restore(self, executor, chunk)
+        passes.restore(self, executor, chunk, ready)
         if self.report is not None:
-            self.report.completion_ms = start.until(mark(device))
+            spent = start.until(mark(device))
+            self.report.completion_ms = (self.report.completion_ms or 0.0) + spent
+
+    def _withdraw(self) -> BaseException | None:
+        """Take the conversation back from the worker; returns what the worker raised."""
+        job, self._job = self._job, None
+        if job is None:
+            return None
+        completer(self.model).withdraw(job)
+        adopt_tensors(self.conversation)
+        return job.error
+
+    def _free(self) -> None:
+        self.conversation = Conversation()
+        self.last_token = None
+        for buffer in self.buffers.values():
+            buffer.free()
 
     # -- what stock code asks of a Cache ------------------------------------------------------
 

@@ -88,3 +88,15 @@ class Conversation:
             deferred=self.deferred.without(restored) if restored else self.deferred,
             answer_ids=answer_ids,
         )
+
+
+def adopt_tensors(conversation: Conversation) -> None:
+    """Tell the allocator that the current stream uses states made on the background's stream.
+
+    Without it, memory freed here could be handed out on that stream while our kernels read it.
+    """
+    for state in conversation.recurrent.values():
+        for checkpoint in (state.prefix, state.live):
+            for tensor in (checkpoint.state, checkpoint.history):
+                if tensor.is_cuda:
+                    tensor.record_stream(torch.cuda.current_stream(tensor.device))

@@ -195,13 +195,13 @@ def _run_turn(
             model.__dict__["raincheck_report"] = turn.report
         tensor = isinstance(result, torch.Tensor)
         cache.last_token = int((result if tensor else result.sequences)[0, -1])
-        if config.completion == "blocking" and not (tensor and passed is None):
+        if tensor and passed is None:
+            cache.close()  # nobody can hold a next turn
+        elif config.completion == "blocking":
             cache.complete()
-    if not tensor:
-        return RaincheckOutput(**result, raincheck=turn.report)
-    if passed is None:
-        cache.close()  # nobody can hold a next turn
-    return result
+        elif config.completion == "background":
+            cache.complete_in_background()
+    return result if tensor else RaincheckOutput(**result, raincheck=turn.report)
 
 
 def _stock_call(

@@ -6,6 +6,7 @@ pass that raises leaves the conversation as it was (rule 13).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,9 +14,10 @@ from torch import Tensor
 
 from raincheck_hf.buffers import Rows
 from raincheck_hf.conversation import Conversation
-from raincheck_hf.executor import Executor, Pass
+from raincheck_hf.executor import Executor, Pass, PassResult
 from raincheck_hf.regions import Group
 from raincheck_hf.report import RaincheckReport
+from raincheck_hf.turnstile import turnstile
 
 if TYPE_CHECKING:
     from raincheck_hf.cache import RaincheckCache
@@ -42,8 +44,9 @@ def prefill(
     Returns:
         Logits [1, vocabulary].
     """
-    result = executor.run(
-        cache.model,
+    result = _run(
+        cache,
+        executor,
         Pass(
             rows=initial,
             groups=(after.regions.initial_group(),),
@@ -51,7 +54,6 @@ def prefill(
             opening=True,
             reserve=reserve,
         ),
-        cache.buffers,
     )
     cache.publish(after.after(result.recurrent), report)
     assert result.logits is not None
@@ -90,24 +92,80 @@ def decode(
     if chunk:
         rows = Rows.cat([now.deferred.peek(chunk), rows])
         groups = (now.regions.chunk_group(chunk), *groups)
-    result = executor.run(
-        cache.model,
+    result = _attempt(
+        cache,
+        executor,
         Pass(rows, groups, now.recurrent, record=now.regions.pending > 0),
-        cache.buffers,
+        smallest=chunk == 0,
     )
+    if result is None:
+        return decode(cache, executor, token, chunk // 2, fuse)
     cache.publish(now.after(result.recurrent, restored=chunk, token=token))
     assert result.logits is not None
     return result.logits
 
 
-def restore(cache: RaincheckCache, executor: Executor, chunk: int) -> None:
-    """Restore the next ``chunk`` deferred tokens without a decode row."""
+def restore(
+    cache: RaincheckCache,
+    executor: Executor,
+    chunk: int,
+    ready: Callable[[], None] | None = None,
+) -> None:
+    """Restore the next ``chunk`` deferred tokens without a decode row.
+
+    Args:
+        cache: The conversation.
+        executor: What runs the pass.
+        chunk: Deferred tokens; where memory runs out they are restored in smaller parts.
+        ready: Called between the pass and its publication.
+
+    Raises:
+        torch.OutOfMemoryError: One token at a time does not fit either; says what to lower.
+    """
     now = cache.conversation
-    work = Pass(
-        now.deferred.peek(chunk),
-        (now.regions.chunk_group(chunk),),
-        now.recurrent,
-        wants_logits=False,
+    result = _attempt(
+        cache,
+        executor,
+        Pass(
+            now.deferred.peek(chunk),
+            (now.regions.chunk_group(chunk),),
+            now.recurrent,
+            wants_logits=False,
+        ),
+        smallest=chunk == 1,
     )
-    result = executor.run(cache.model, work, cache.buffers)
+    if result is None:
+        restore(cache, executor, chunk // 2, ready)
+        restore(cache, executor, chunk - chunk // 2, ready)
+        return
+    if ready is not None:
+        ready()
     cache.publish(now.after(result.recurrent, restored=chunk))
+
+
+def _run(cache: RaincheckCache, executor: Executor, work: Pass) -> PassResult:
+    """One pass at a time on a model, first come, first served."""
+    with turnstile(cache.model):
+        return executor.run(cache.model, work, cache.buffers)
+
+
+def _attempt(
+    cache: RaincheckCache, executor: Executor, work: Pass, smallest: bool
+) -> PassResult | None:
+    """Run a pass; None where memory ran out and a smaller one can be tried.
+
+    The caller retries after this returned, when the failed pass's tensors are gone.
+
+    Raises:
+        torch.OutOfMemoryError: The pass was the smallest there is; says what to lower.
+    """
+    try:
+        return _run(cache, executor, work)
+    except torch.OutOfMemoryError as error:
+        if smallest:
+            raise torch.OutOfMemoryError(
+                "out of memory even in the smallest pass; lower retention, chunk_size or "
+                "completion_chunk_size, shorten the conversation, or close() others. What was "
+                "restored before is still valid"
+            ) from error
+        return None

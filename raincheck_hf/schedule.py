@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from raincheck_hf.config import RaincheckConfig
 
 
@@ -21,11 +19,3 @@ def decode_chunk(config: RaincheckConfig, step: int, pending: int) -> int:
     if config.defer != "decode" or step <= config.guard_tokens:
         return 0
     return min(config.chunk_size, pending)
-
-
-def completion_chunks(config: RaincheckConfig, pending: int) -> Iterator[int]:
-    """The chunk sizes that finish ``pending`` deferred tokens after the answer."""
-    while pending > 0:
-        chunk = min(config.completion_chunk_size, pending)
-        yield chunk
-        pending -= chunk

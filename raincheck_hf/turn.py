@@ -72,8 +72,10 @@ class Turn:
         if self._staged is not None:
             return self._prefill()[None]
         chunk, self._armed = self._armed, 0
+        pending = self._cache.pending
         logits = passes.decode(self._cache, self._executor, ids[0], chunk, self._config.fuse)
-        self.report.restored_per_step.append(chunk)
+        # What rode, which is less than was armed where memory ran short.
+        self.report.restored_per_step.append(pending - self._cache.pending)
         return logits[None]
 
     def arm(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import threading
 import weakref
 
@@ -160,10 +159,12 @@ def test_release_frees_activations_and_keeps_what_was_read(model: nn.Module) -> 
     for handle in handles:
         handle.remove()
     assert all(ref() is not None for ref in held)
+    features = dropped.features
+    # Read once, features no longer need the merger's input: held[1] and held[3] are the mergers'.
+    assert [ref() is None for ref in held] == [False, False, False, True]
     features = out.features
     out.release()
     del dropped
-    # nogc
     assert all(ref() is None for ref in held)
     assert out.features is features
     with pytest.raises(RuntimeError, match="released"):
@@ -190,6 +191,40 @@ def test_threads_do_not_see_each_other(model: nn.Module) -> None:
         assert torch.equal(found[seed].embeds, alone[seed].embeds)
         assert torch.equal(found[seed].features, alone[seed].features)
         torch.testing.assert_close(found[seed].attention, alone[seed].attention)
+
+
+def test_a_pass_is_alone_and_does_not_watch_other_threads(model: nn.Module) -> None:
+    # Our pass is held in its last step, after its hooks have run, while two others arrive.
+    alone = encode(model, pixels(IMAGES), IMAGES)
+    tower, owner = model.model.visual, threading.get_ident()
+    ours: list[int] = []
+    began = threading.Event()
+
+    def second_encode() -> None:
+        began.set()
+        encode(model, pixels(IMAGES, 5), IMAGES)
+        ours.append(threading.get_ident())
+
+    waiting = threading.Thread(target=second_encode)
+
+    def hold(module: nn.Module, args: object) -> None:
+        if threading.get_ident() == owner and not began.is_set():
+            waiting.start()
+            began.wait()
+            waiting.join(0.2)
+            assert ours == [], "a second encode() went ahead"
+            other = threading.Thread(target=stock, args=(model, VIDEOS, "video", 9))
+            other.start()
+            other.join()
+
+    handle = tower.merger.linear_fc2.register_forward_pre_hook(hold)
+    out = encode(model, pixels(IMAGES), IMAGES)
+    handle.remove()
+    waiting.join()
+    assert len(ours) == 1
+    assert torch.equal(out.embeds, alone.embeds)
+    assert torch.equal(out.features, alone.features)
+    assert torch.equal(out.attention, alone.attention)
 
 
 def test_in_source_order(model: nn.Module) -> None:

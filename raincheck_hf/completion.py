@@ -1,0 +1,160 @@
+"""Restoring the rest of D after the answer, in the background (paper section 3.3).
+
+One worker thread a model takes one chunk of each waiting conversation in turn. It holds
+conversations weakly: what nobody holds any more is dropped within one chunk. The thread ends when
+nothing waits, and when the interpreter exits.
+
+On a GPU the chunks run on a stream of their own, so that they fill the gap between turns and share
+the device with other conversations' steps; the worker waits for each chunk before the next, so
+that work never piles up in front of a step.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections import deque
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+
+if TYPE_CHECKING:
+    from raincheck_hf.cache import RaincheckCache
+
+
+class Job:
+    """One conversation waiting for the worker.
+
+    Attributes:
+        error: What a chunk raised, for the barrier.
+        done: Set when the worker has let go of the job for good.
+    """
+
+    def __init__(self, cache: RaincheckCache) -> None:
+        self.cache = ref(cache)
+        self.error: BaseException | None = None
+        self.done = threading.Event()
+
+
+class Completer:
+    """The worker of one model."""
+
+    def __init__(self) -> None:
+        self._change = threading.Condition()
+        self._waiting: deque[Job] = deque()
+        self._running: Job | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._streams: dict[torch.device, Any] = {}
+
+    def submit(self, cache: RaincheckCache) -> Job:
+        """Queue a conversation; returns at once."""
+        job = Job(cache)
+        with self._change:
+            self._waiting.append(job)
+            if not self._stopping and (self._thread is None or not self._thread.is_alive()):
+                # A daemon, so that a blocked caller cannot keep the interpreter; see stop().
+                self._thread = threading.Thread(
+                    target=self._work, name="raincheck-completion", daemon=True
+                )
+                self._thread.start()
+        return job
+
+    def withdraw(self, job: Job) -> None:
+        """Take a job back from the worker; waits for the chunk it is in, if any."""
+        with self._change:
+            if job in self._waiting:
+                self._waiting.remove(job)
+                job.done.set()
+            self._change.wait_for(lambda: self._running is not job)
+            # The worker may have put it back between its chunk and our waking.
+            if job in self._waiting:
+                self._waiting.remove(job)
+            job.done.set()
+
+    def stop(self) -> None:
+        """Finish the current chunk and end the thread; what waits stays pending."""
+        with self._change:
+            self._stopping = True
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            more = self._run_one_chunk(job)
+            with self._change:
+                self._running = None
+                if more and not job.done.is_set():
+                    self._waiting.append(job)  # behind the others: one chunk each in turn
+                else:
+                    job.done.set()
+                self._change.notify_all()
+
+    def _next(self) -> Job | None:
+        """The next job to run, or None to end the thread."""
+        with self._change:
+            if self._stopping or not self._waiting:
+                self._thread = None
+                return None
+            self._running = self._waiting.popleft()
+            return self._running
+
+    def _run_one_chunk(self, job: Job) -> bool:
+        """Whether the conversation has more pending."""
+        cache = job.cache()
+        if cache is None or cache.closed:
+            return False
+        try:
+            device = cache.conversation.deferred.peek(1).embeds.device
+            with torch.no_grad(), self._on_stream(device) as stream:
+                cache.restore_chunk(ready=stream.synchronize if stream is not None else None)
+            return cache.pending > 0
+        except BaseException as error:  # handed to the barrier, whatever it is
+            job.error = error
+            return False
+
+    def _on_stream(self, device: torch.device) -> AbstractContextManager[Any]:
+        if device.type != "cuda":
+            return nullcontext()
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        stream = self._streams[device]
+        # The conversation's own kernels come first.
+        stream.wait_stream(torch.cuda.default_stream(device))
+        return _StreamContext(stream)
+
+
+class _StreamContext:
+    """``torch.cuda.stream`` that hands out the stream."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._context = stream, torch.cuda.stream(stream)
+
+    def __enter__(self) -> Any:
+        self._context.__enter__()
+        return self._stream
+
+    def __exit__(self, *exc: Any) -> None:
+        self._context.__exit__(*exc)
+
+
+_guard = threading.Lock()
+_completers: WeakKeyDictionary[Any, Completer] = WeakKeyDictionary()
+
+
+def completer(model: Any) -> Completer:
+    """The model's worker."""
+    with _guard:
+        return _completers.setdefault(model, Completer())
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Daemon threads must not be inside a kernel when the interpreter goes away."""
+    with _guard:
+        workers = list(_completers.values())
+    for worker in workers:
+        worker.stop()

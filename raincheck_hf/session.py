@@ -1,0 +1,248 @@
+"""Multi-turn conversations: text in, text out; the cache and the token ids are kept here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from transformers import StoppingCriteria, StoppingCriteriaList, TextIteratorStreamer
+from transformers.image_utils import load_image
+from transformers.video_utils import load_video
+
+from raincheck_hf.cache import RaincheckCache
+from raincheck_hf.config import RaincheckConfig
+from raincheck_hf.generation import enable_raincheck
+from raincheck_hf.report import RaincheckReport
+
+# Stands for an earlier answer while the template shows how it joins a new message to one.
+_ANSWER = "\N{OBJECT REPLACEMENT CHARACTER}answer\N{OBJECT REPLACEMENT CHARACTER}"
+
+
+class RaincheckSession:
+    """One conversation with one model.
+
+    It appends token ids and never renders history again, so that what the model said is continued
+    exactly. Use it from one thread at a time; many sessions may share one model.
+
+    Attributes:
+        model: The model, enabled.
+        processor: Its processor.
+        config: The session's config; may be replaced between turns.
+        cache: The conversation's RaincheckCache.
+        history: The messages so far, in chat form: ``{"role", "content"}``.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        processor: Any,
+        config: RaincheckConfig | None = None,
+        system: str | None = None,
+    ) -> None:
+        """Start a conversation.
+
+        Args:
+            model: A supported model; it is enabled where it is not yet.
+            processor: The model's processor, with a chat template.
+            config: How turns run; None takes the model's default.
+            system: A system message.
+
+        Raises:
+            ValueError: The architecture is not supported.
+        """
+        self.model = enable_raincheck(model)
+        self.processor = processor
+        self.config = config
+        self._system = system
+        self._begin()
+
+    @property
+    def report(self) -> RaincheckReport | None:
+        """The last turn's report."""
+        return self.cache.report
+
+    def ask(
+        self,
+        text: str,
+        images: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
+        **generate_kwargs: Any,
+    ) -> str:
+        """One turn.
+
+        Args:
+            text: The question.
+            images: Pictures for it: PIL images, paths or URLs.
+            videos: Videos for it: lists of pictures, arrays [frames, h, w, 3], paths or URLs.
+            **generate_kwargs: As for ``generate``.
+
+        Returns:
+            The answer.
+
+        Raises:
+            ValueError: Bad input; the conversation is as it was before.
+        """
+        message = _message(text, images, videos)
+        answer = self._answer(self._inputs(message), generate_kwargs)
+        self.history += [message, {"role": "assistant", "content": answer}]
+        return answer
+
+    def stream(
+        self,
+        text: str,
+        images: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
+        **generate_kwargs: Any,
+    ) -> Iterator[str]:
+        """As ``ask``, in pieces that join to the whole.
+
+        A reader that stops early (``close()`` of the iterator, or leaving its loop) ends the answer
+        after the token under way; what was said so far is part of the conversation.
+        """
+        message = _message(text, images, videos)
+        inputs = self._inputs(message)
+        streamer = TextIteratorStreamer(
+            self.processor.tokenizer, skip_prompt=True, skip_special_tokens=True
+        )
+        reader_left = _ReaderLeft()
+        criteria = StoppingCriteriaList(generate_kwargs.pop("stopping_criteria", None) or ())
+        criteria.append(reader_left)
+        outcome: list[Any] = []
+
+        def run() -> None:
+            try:
+                kwargs = {**generate_kwargs, "stopping_criteria": criteria, "streamer": streamer}
+                outcome.append(self._answer(inputs, kwargs))
+            except BaseException as error:  # raised again in the reader's thread
+                outcome.append(error)
+                streamer.end()  # else the reader waits for ever
+
+        worker = threading.Thread(target=run, name="raincheck-stream", daemon=True)
+        worker.start()
+        try:
+            yield from (piece for piece in streamer if piece)
+        finally:
+            reader_left.happened = True
+            worker.join()
+            if isinstance(outcome[0], str):
+                self.history += [message, {"role": "assistant", "content": outcome[0]}]
+        if isinstance(outcome[0], BaseException):
+            raise outcome[0]
+
+    def finish(self, timeout: float | None = None) -> None:
+        """Wait until nothing is pending; see ``RaincheckCache.finish``."""
+        self.cache.finish(timeout)
+
+    def reset(self) -> None:
+        """Start over with an empty conversation."""
+        self.cache.close()
+        self._begin()
+
+    def close(self) -> None:
+        """Free the conversation's memory."""
+        self.cache.close()
+
+    def fork(self) -> RaincheckSession:
+        """An independent session that starts where this one is."""
+        twin = RaincheckSession(self.model, self.processor, self.config, self._system)
+        twin.cache = self.cache.fork()
+        twin.history = list(self.history)
+        return twin
+
+    def _begin(self) -> None:
+        self.cache = RaincheckCache(self.model)
+        self.history: list[dict[str, Any]] = []
+        if self._system is not None:
+            self.history.append({"role": "system", "content": self._system})
+
+    def _answer(self, inputs: dict[str, Any], generate_kwargs: dict[str, Any]) -> str:
+        out = self.model.generate(
+            **{
+                **inputs,
+                "raincheck": True if self.config is None else self.config,
+                "cache": self.cache,
+                **generate_kwargs,
+                "return_dict_in_generate": True,
+            }
+        )
+        new = out.sequences[0, inputs["input_ids"].shape[1] :]
+        return self.processor.tokenizer.decode(new, skip_special_tokens=True)
+
+    def _inputs(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Model inputs of the new tokens alone."""
+        media = {
+            kind: [part[kind] for part in message["content"] if part["type"] == kind]
+            for kind in ("image", "video")
+        }
+        inputs = self.processor(
+            text=[self._markup(message)],
+            images=media["image"] or None,
+            videos=media["video"] or None,
+            return_tensors="pt",
+        ).to(self.model.device)
+        ids = inputs["input_ids"]
+        # The last generated token was not consumed in its own turn. An answer that ran to its end
+        # has the end token there, with which the markup starts; one that was cut has not.
+        last = self.cache.last_token
+        if last is not None and int(ids[0, 0]) != last:
+            ids = torch.cat([ids.new_tensor([[last]]), ids], dim=1)
+        total = self.cache.get_seq_length() + ids.shape[1]
+        kept = {
+            key: value
+            for key, value in inputs.items()
+            if key not in ("input_ids", "attention_mask", "mm_token_type_ids")
+        }
+        return {**kept, "input_ids": ids, "attention_mask": ids.new_ones(1, total)}
+
+    def _markup(self, message: dict[str, Any]) -> str:
+        """The chat markup of what comes after the conversation so far."""
+
+        def render(messages: list[dict[str, Any]]) -> str:
+            return self.processor.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=False
+            )
+
+        if self.cache.get_seq_length() == 0:
+            return render([*self.history, message])
+        earlier = [_message("?"), {"role": "assistant", "content": _text(_ANSWER)}]
+        rendered = render([*earlier, message])
+        return rendered[rendered.index(_ANSWER) + len(_ANSWER) :]
+
+
+class _ReaderLeft(StoppingCriteria):
+    """Ends generation when nobody reads the stream any more."""
+
+    def __init__(self) -> None:
+        self.happened = False
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.full((len(input_ids),), self.happened, device=input_ids.device)
+
+
+def _text(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+def _message(text: str, images: Sequence[Any] = (), videos: Sequence[Any] = ()) -> dict[str, Any]:
+    """A user message; pictures first, loaded.
+
+    Raises:
+        TypeError: The text is not a string.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"text must be a string; got {type(text).__name__}")
+    content: list[dict[str, Any]] = [
+        {"type": "image", "image": load_image(image)} for image in _sequence("images", images)
+    ]
+    for video in _sequence("videos", videos):
+        frames = load_video(video)[0] if isinstance(video, str) else video
+        content.append({"type": "video", "video": frames})
+    return {"role": "user", "content": [*content, *_text(text)]}
+
+
+def _sequence(name: str, items: Any) -> Sequence[Any]:
+    if isinstance(items, str) or not isinstance(items, Sequence):
+        raise TypeError(f"{name} must be a list; got {type(items).__name__}")
+    return items
