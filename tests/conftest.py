@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 
-# Two models and many small passes: threads of one pass cost more than they save.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
+
+# Passes of small models are too short to share among threads; tests share the cores instead.
+torch.set_num_threads(1)
 
 ARCHITECTURES = ("qwen3_vl", "qwen3_5")
 

@@ -36,15 +36,6 @@ MIXED = "image, video, image"
 SCHEDULES = [(1, 0), (3, 2), (4, 0), (7, 3), (31, 1), (31, 16)]  # chunk, guard
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Any:
-    """Rows of one are too small to share among threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def drawn(**fields: Any) -> RaincheckConfig:
     return RaincheckConfig(selector="random", completion="blocking", **fields)
 

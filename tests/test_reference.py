@@ -257,9 +257,9 @@ def test_what_is_restored_does_not_depend_on_the_schedule(architecture):
     model = model_of(architecture)
     prompt = pruned(model, random_inputs(model, seed=10))
     references = []
-    for riding in SCHEDULES.values():
+    for riding in (SCHEDULES[name][:6] for name in ("plain", "one at a time", "gaps")):
         reference = Reference(model)
-        run(reference, prompt, TOKENS, riding)
+        run(reference, prompt, TOKENS[:6], riding)
         reference.complete()
         references.append(reference)
     count = len(prompt.initial) + len(prompt.deferred)
@@ -368,17 +368,17 @@ def test_everything_matters(architecture):
     model = model_of(architecture)
     prompt = prompt_from_inputs(model, random_inputs(model, seed=15))
     row = int(prompt.visual.nonzero()[0])
-    logits = run(Reference(model), prompt, TOKENS, [0] * 10)
+    logits = run(Reference(model), prompt, TOKENS[:4], [0] * 4)
 
     embeds = prompt.embeds.clone()
     embeds[row] = embeds[row].flip(0)
-    moved = run(Reference(model), replace(prompt, embeds=embeds), TOKENS, [0] * 10)
+    moved = run(Reference(model), replace(prompt, embeds=embeds), TOKENS[:4], [0] * 4)
     assert float((moved - logits).abs().amax(1).min()) > 2e-2
 
     for layer in range(len(prompt.deepstack or [])):
         features = [each.clone() for each in prompt.deepstack]
         features[layer][0] = features[layer][0].flip(0)
-        moved = run(Reference(model), replace(prompt, deepstack=features), TOKENS, [0] * 10)
+        moved = run(Reference(model), replace(prompt, deepstack=features), TOKENS[:4], [0] * 4)
         assert float((moved - logits).abs().amax(1).min()) > 5e-3
 
 

@@ -93,12 +93,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
     """
     n, heads, hd = q.shape
     group = heads // k.shape[1]
-    out = []
-    for head in range(heads):
-        scores = q[:, head] @ k[:, head // group].T / hd**0.5
-        weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
-        out.append(weights @ v[:, head // group])
-    return torch.stack(out, 1).reshape(n, heads * hd)
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = torch.einsum("nhd,mhd->hnm", q, k) / hd**0.5
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+    return torch.einsum("hnm,mhd->nhd", weights, v).reshape(n, heads * hd)
 
 
 def output(text: TextParameters, index: int, attended: Tensor, gate: Tensor | None) -> Tensor:

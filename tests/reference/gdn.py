@@ -99,14 +99,12 @@ def step(
     """
     window = shifted(state.window, token)
     q, k, v = factors(text, index, window)
-    heads, outputs = [], []
-    for head, old in enumerate(state.recurrent):
-        alpha, beta = token.g[head].exp(), token.beta[head]
-        forgotten = torch.outer(k[head], k[head] @ old)
-        new = alpha * (old - beta * forgotten) + beta * torch.outer(k[head], v[head])
-        heads.append(new)
-        outputs.append(new.T @ q[head] / q.shape[1] ** 0.5)
-    return torch.stack(outputs), GdnState(window, torch.stack(heads))
+    q, k, v = q[:, :, None], k[:, :, None], v[:, None, :]
+    alpha, beta = token.g.exp()[:, None, None], token.beta[:, None, None]
+    old = state.recurrent
+    new = alpha * (old - beta * k * (k.mT @ old)) + beta * k * v
+    heads = (new.mT @ q)[:, :, 0] / q.shape[1] ** 0.5
+    return heads, GdnState(window, new)
 
 
 def replay(

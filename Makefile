@@ -1,0 +1,39 @@
+# Everything a new user needs: `make demo` and `make test`. Both install into .venv first.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test lint app clean help
+
+help:
+	@echo "make demo   install, then answer questions about a picture at 30 % of its tokens"
+	@echo "make test   install, then run the whole test suite"
+	@echo "make lint   ruff and mypy"
+	@echo "make clean  remove the virtual environment and outputs"
+
+$(INSTALLED): pyproject.toml
+	@echo "== making a virtual environment in $(VENV) and installing (a few minutes the first time)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(BIN)/python -m pip install --quiet --editable ".[demo,test]"
+	@touch $@
+	@echo "== installed"
+
+demo: $(INSTALLED)
+	@echo "== demo: two small trained models, no download"
+	@$(BIN)/raincheck-hf demo --out out
+
+test: $(INSTALLED)
+	@echo "== tests: oracles, threads, faults, stock features; two workers, about 10 minutes"
+	@$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: $(INSTALLED)
+	@echo "== lint: ruff, mypy"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
