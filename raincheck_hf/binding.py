@@ -17,11 +17,9 @@ def bind(target: Any, name: str, replacement: Callable[..., Any]) -> None:
     The replacement looks and pickles like what it replaces: it has its name and signature. An
     instance attribute that was there before (an accelerate hook, say) is kept, for ``previous``.
     """
-    if is_bound(target, name):
-        return
-    before = target.__dict__.get(name)
-    if isinstance(before, MethodType) and before.__func__ is getattr(type(target), name):
-        before = None  # unpickling leaves the class's own method on the instance
+    if name in target.__dict__.get(_PREVIOUS, {}) and not _is_own(target, name):
+        return  # ours, or ours inside a wrapper that came later
+    before = None if _is_own(target, name) else target.__dict__.get(name)
 
     @functools.wraps(getattr(type(target), name))
     def bound(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -36,6 +34,14 @@ def is_bound(target: Any, name: str) -> bool:
     """Whether ``target.name`` is a replacement made here, and nobody wrapped it since."""
     method = target.__dict__.get(name)
     return isinstance(method, MethodType) and hasattr(method.__func__, _MARK)
+
+
+def _is_own(target: Any, name: str) -> bool:
+    """Whether the instance has just its class's method: no attribute, or what unpickling leaves."""
+    method = target.__dict__.get(name)
+    if method is None:
+        return True
+    return isinstance(method, MethodType) and method.__func__ is getattr(type(target), name)
 
 
 def previous(target: Any, name: str) -> Callable[..., Any]:
@@ -53,14 +59,11 @@ def unbind(target: Any, name: str) -> None:
     kept = target.__dict__.get(_PREVIOUS, {})
     if name not in kept:
         return
-    current = target.__dict__.get(name)
-    if current is not None and not is_bound(target, name):
-        own = isinstance(current, MethodType) and current.__func__ is getattr(type(target), name)
-        if not own:
-            raise RuntimeError(
-                f"{type(target).__name__}.{name} was wrapped after enable_raincheck (an accelerate "
-                "hook, for example); remove that wrapper first, then call disable_raincheck again"
-            )
+    if not is_bound(target, name) and not _is_own(target, name):
+        raise RuntimeError(
+            f"{type(target).__name__}.{name} was wrapped after enable_raincheck (an accelerate "
+            "hook, for example); remove that wrapper first, then call disable_raincheck again"
+        )
     before = kept.pop(name)
     if before is None:
         target.__dict__.pop(name, None)

@@ -43,11 +43,17 @@ class KeyValueBuffer:
         assert self.keys is not None and self.values is not None
         return self.keys[:, :, :stop], self.values[:, :, :stop]
 
+    def saved(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Copies of the keys and values in slots ``start`` to ``stop``."""
+        keys, values = self.read(stop)
+        return keys[:, :, start:].clone(), values[:, :, start:].clone()
+
     def copy(self) -> KeyValueBuffer:
         """An independent copy."""
         twin = KeyValueBuffer()
         if self.keys is not None and self.values is not None:
-            twin.keys, twin.values = self.keys.clone(), self.values.clone()
+            with torch.inference_mode(False):
+                twin.keys, twin.values = self.keys.clone(), self.values.clone()
         return twin
 
     def free(self) -> None:
@@ -63,7 +69,9 @@ class KeyValueBuffer:
     @staticmethod
     def _extended(old: Tensor | None, like: Tensor, slots: int) -> Tensor:
         batch, heads, _, dim = like.shape
-        new = like.new_zeros(batch, heads, slots, dim)
+        # An inference tensor could not be written to by a later turn outside inference mode.
+        with torch.inference_mode(False):
+            new = torch.zeros((batch, heads, slots, dim), dtype=like.dtype, device=like.device)
         if old is not None:
             new[:, :, : old.shape[2]] = old
         return new

@@ -20,8 +20,8 @@ from raincheck_hf.executor import Executor, choose_executor
 from raincheck_hf.models import adapter_for
 from raincheck_hf.report import RaincheckReport, mark
 
-# Rows restored in one pass while a call waits for them: one large pass is quicker than many.
-_BARRIER_CHUNK = 1024
+# While a call waits, this many completion chunks go in one pass: few large passes are quicker.
+_BARRIER_CHUNKS = 4
 
 
 class RaincheckCache(Cache):
@@ -37,6 +37,10 @@ class RaincheckCache(Cache):
         conversation: The published state; replaced whole, never changed in place.
         buffers: Keys and values by attention layer.
         report: The last turn's report, or None.
+        last_token: The last generated token, not consumed yet; None while a turn runs, and after
+            one that broke off.
+        broken_off: Where the conversation was before a turn that has not returned (yet), so that
+            the turn can be asked again.
     """
 
     is_compileable = False
@@ -53,6 +57,7 @@ class RaincheckCache(Cache):
         self.report: RaincheckReport | None = None
         self.last_token: int | None = None
         self.closed = False
+        self.broken_off: Conversation | None = None
         self._turn: Any = None
         self._job: Job | None = None
         self._rest: tuple[RaincheckConfig, Executor] = (RaincheckConfig(), choose_executor("auto"))
@@ -126,8 +131,8 @@ class RaincheckCache(Cache):
             twin = RaincheckCache(self.model)
             twin.buffers = {i: buffer.copy() for i, buffer in self.buffers.items()}
             twin.conversation = self.conversation
-            twin.last_token = self.last_token
-            twin.report = self.report
+            twin.last_token, twin.broken_off = self.last_token, self.broken_off
+            twin.report = None if self.report is None else self.report.copy()
             twin._rest = self._rest
             if self._rest[0].completion == "background":
                 self.complete_in_background()
@@ -157,12 +162,8 @@ class RaincheckCache(Cache):
                 self._free()
             self._use.release()
 
-    def publish(self, conversation: Conversation, report: RaincheckReport | None = None) -> None:
+    def publish(self, conversation: Conversation) -> None:
         """Make a pass's outcome the conversation's state.
-
-        Args:
-            conversation: What it is now.
-            report: Of the turn that this pass opens.
 
         Raises:
             ValueError: The cache was closed meanwhile; nothing is published.
@@ -170,10 +171,39 @@ class RaincheckCache(Cache):
         if self.closed:
             raise ValueError("this RaincheckCache was closed while it was in use")
         self.conversation = conversation
-        if report is not None:
-            self.report, self.last_token = report, None
         if self.report is not None:
             self.report.pending = conversation.regions.pending
+
+    def open_turn(
+        self, before: Conversation, conversation: Conversation, report: RaincheckReport
+    ) -> None:
+        """Publish the prefill of a new turn.
+
+        Args:
+            before: Where to go back to, should the turn break off.
+            conversation: What it is now.
+            report: The turn's report.
+        """
+        self.report = report
+        self.publish(conversation)
+        self.last_token, self.broken_off = None, before
+
+    def close_turn(self, last_token: int) -> None:
+        """The turn has returned; its last token belongs to the next one's input."""
+        self.last_token, self.broken_off = last_token, None
+
+    def history_for(self, ids: Tensor, mask: Tensor | None) -> Conversation:
+        """What a call goes on from: the conversation, or what it was before a broken-off turn.
+
+        Args:
+            ids: int64 [1, L], as passed.
+            mask: [1, n] or None; longer than ``ids`` for new tokens alone.
+        """
+        if self.broken_off is None or (mask is not None and mask.shape[1] > ids.shape[1]):
+            return self.conversation
+        prompt = self.conversation.prompt_ids
+        behind = ids.shape[1] > len(prompt) and torch.equal(ids[0, : len(prompt)].cpu(), prompt)
+        return self.conversation if behind else self.broken_off
 
     def complete_with(self, config: RaincheckConfig, executor: Executor) -> None:
         """Say how what is left of D will be restored."""
@@ -195,17 +225,17 @@ class RaincheckCache(Cache):
         if error is not None:
             raise error
         while self.pending:
-            self.restore_chunk(at_least=_BARRIER_CHUNK)
+            self.restore_chunk(chunks=_BARRIER_CHUNKS)
 
-    def restore_chunk(self, ready: Callable[[], None] | None = None, at_least: int = 1) -> None:
-        """Restore one completion chunk. The caller owns the conversation.
+    def restore_chunk(self, ready: Callable[[], None] | None = None, chunks: int = 1) -> None:
+        """Restore completion chunks in one pass. The caller owns the conversation.
 
         Args:
             ready: Called between the pass and its publication, to wait for the device.
-            at_least: A larger chunk than configured, for when somebody waits.
+            chunks: How many.
         """
         config, executor = self._rest
-        chunk = min(self.pending, max(config.completion_chunk_size, at_least))
+        chunk = min(self.pending, chunks * config.completion_chunk_size)
         device = self.conversation.deferred.peek(1).embeds.device
         start = mark(device)
         passes.restore(self, executor, chunk, ready)
@@ -224,7 +254,7 @@ class RaincheckCache(Cache):
 
     def _free(self) -> None:
         self.conversation = Conversation()
-        self.last_token = None
+        self.last_token = self.broken_off = None
         for buffer in self.buffers.values():
             buffer.free()
 

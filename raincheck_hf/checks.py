@@ -51,7 +51,7 @@ def check_arguments(kwargs: dict[str, Any]) -> None:
         "mm_encoder_outputs": "precomputed vision features",
     }
     for option, what in refused.items():
-        if kwargs.get(option):
+        if kwargs.get(option) is not None and kwargs[option] is not False:
             raise ValueError(f"raincheck= does not work with {what} ({option}); {_STOCK}")
     if kwargs.get("inputs_embeds") is not None:
         raise ValueError(
@@ -88,6 +88,7 @@ def check_generation_config(config: GenerationConfig) -> None:
         "prefill_chunk_size": "the initial prefill is one pass",
         "use_mtp": "multi-token prediction drafts several tokens",
         "assistant_early_exit": "assisted decoding drafts several tokens",
+        "is_assistant": "assisted decoding drafts several tokens",
     }
     for option, why in unset.items():
         value = getattr(config, option, None)
@@ -131,6 +132,8 @@ def check_ids(input_ids: Any, mask: Any, model: Any) -> Tensor:
     if input_ids.shape[1] == 0:
         raise ValueError("input_ids are empty; a turn needs at least one token")
     if mask is not None:
+        if not isinstance(mask, Tensor):
+            raise TypeError(f"attention_mask must be a tensor [1, n]; got {type(mask).__name__}")
         if mask.ndim != 2 or len(mask) != 1 or mask.shape[1] < input_ids.shape[1]:
             raise ValueError(
                 f"attention_mask must be [1, n] with n >= {input_ids.shape[1]}; "

@@ -102,11 +102,14 @@ def _env(args: argparse.Namespace) -> None:
 
 
 def _demo(args: argparse.Namespace) -> None:
+    import torch
+
     from raincheck_hf.bench.workers import hush
     from raincheck_hf.demo import run_demo
 
     _check_selector(args.selector)
     hush()
+    torch.set_num_threads(1)  # passes of these models are too small to share
     run_demo(args.out, args.boards, args.selector, args.seed)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import numbers
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -82,8 +83,9 @@ class RaincheckConfig:
 
     def _check_retention(self) -> None:
         value = self.retention
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise TypeError(f"retention must be a number in (0, 1]; got {value!r}")
+        object.__setattr__(self, "retention", float(value))
         if math.isnan(value) or not 0 < value <= 1:
             raise ValueError(f"retention must be in (0, 1]; got {value!r}")
 
@@ -101,8 +103,10 @@ class RaincheckConfig:
     def _check_integer(self, field: str, low: int, high: int | None) -> None:
         value = getattr(self, field)
         wanted = f"{low} or more" if high is None else f"{low} to {high}"
-        if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise TypeError(f"{field} must be an integer, {wanted}; got {value!r}")
+        value = int(value)
+        object.__setattr__(self, field, value)
         if value < low or (high is not None and value > high):
             raise ValueError(f"{field} must be {wanted}; got {value!r}")
 
@@ -146,9 +150,9 @@ class RaincheckConfig:
 
     def to_json_file(self, path: str | os.PathLike[str]) -> None:
         """Write ``to_dict`` as JSON."""
+        text = json.dumps(self.to_dict(), indent=2)  # may raise; the file is not touched before
         with open(path, "w", encoding="utf-8") as file:
-            json.dump(self.to_dict(), file, indent=2)
-            file.write("\n")
+            file.write(text + "\n")
 
     @classmethod
     def from_json_file(cls, path: str | os.PathLike[str]) -> RaincheckConfig:

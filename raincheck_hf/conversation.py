@@ -30,7 +30,9 @@ class Conversation:
             order, restored or not (hard pruning: dropped or not).
         answer_ids: The consumed generated tokens of the turn, int64 [1] each, on their device.
         items: All images and videos.
-        next_position: M-RoPE position of y1.
+        next_position: M-RoPE position of the first text token behind the turn's input.
+        answer_position: int64 [3] on the CPU, M-RoPE position of y1. The same number on all axes,
+            unless the input ends in a multimodal token: each axis goes on from its own then.
     """
 
     regions: Regions = Regions()
@@ -40,6 +42,7 @@ class Conversation:
     answer_ids: tuple[Tensor, ...] = ()
     items: tuple[Item, ...] = ()
     next_position: int = 0
+    answer_position: Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.long))
 
     @property
     def consumed_ids(self) -> Tensor:
@@ -48,7 +51,7 @@ class Conversation:
 
     @property
     def position(self) -> int:
-        """M-RoPE position of the next token."""
+        """M-RoPE position where the next turn's input starts."""
         return self.next_position + len(self.answer_ids)
 
     def without_answer(self) -> Conversation:

@@ -76,6 +76,8 @@ def disable_raincheck(model: Any) -> Any:
     Raises:
         RuntimeError: Someone wrapped the model's forward after it was enabled.
     """
+    if _CONFIG not in model.__dict__:
+        return model
     mixers = list(adapter_for(model).recurrent_modules(model).values())
     for module in (*mixers, model):
         unbind(module, "forward")
@@ -92,16 +94,20 @@ class RaincheckGenerationMixin:
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Give the class a forward with the stock signature, which stock code reads."""
         super().__init_subclass__(**kwargs)
-        stock = super().forward  # type: ignore[misc]
+        if "forward" in cls.__dict__:
+            return
 
-        @functools.wraps(stock)  # stock code reads the signature
+        @functools.wraps(super().forward)  # type: ignore[misc]
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            run = functools.partial(super().forward)  # type: ignore[misc]
-            return _forward(run, *args, **kwargs)
+            return RaincheckGenerationMixin.forward(self, *args, **kwargs)
 
-        if "forward" not in cls.__dict__:
-            cls.forward = forward  # type: ignore[attr-defined]
+        cls.forward = forward  # type: ignore[method-assign]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As stock; inside ``generate(raincheck=...)``, a raincheck pass."""
+        return _forward(super().forward, *args, **kwargs)  # type: ignore[misc]
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As stock, and with ``raincheck=``."""
@@ -166,35 +172,37 @@ def _run_turn(
     model: Any, stock: Callable[..., Any], config: RaincheckConfig, call: dict[str, Any]
 ) -> Any:
     """One turn around the stock loop. ``call`` holds every argument of ``generate`` by name."""
-    clock = TurnClock(model.device)
+    check_transformers()
     checks.check_model(model)
     checks.check_arguments(call)
     mask = call.get("attention_mask")
     ids = checks.check_ids(_one_of(call, "inputs", "input_ids"), mask, model)
-    settings, _ = model._prepare_generation_config(
+    clock = TurnClock(ids.device if model.device.type == "meta" else model.device)
+    settings, unused = model._prepare_generation_config(
         call.get("generation_config"), **{k: v for k, v in call.items() if k not in _NOT_SETTINGS}
     )
     checks.check_generation_config(settings)
+    model._validate_model_kwargs({k: v for k, v in unused.items() if k not in _TAKEN})  # typos
     executor = choose_executor(config.executor)
     passed = checks.take_cache(_one_of(call, "cache", "past_key_values"), model)
     cache = RaincheckCache(model) if passed is None else passed
     _bind_recurrent(model)
     with cache.in_use():
-        cache.complete()  # the barrier
+        history = cache.history_for(ids, mask)
         merge = cache.adapter.merge(model)
-        new = read_input(ids, mask, call, cache.conversation, cache.last_token, model.config, merge)
+        new = read_input(ids, mask, call, history, cache.last_token, model.config, merge)
         answer_length = settings.max_new_tokens or settings.max_length or 0
-        turn = Turn(cache, config, executor, new, clock, answer_length)
-        cache.complete_with(config, executor)
+        turn = Turn(cache, history, config, executor, new, clock, answer_length)
         cache._turn = turn
         try:
             result = stock(**_stock_call(call, ids, cache, turn))
         finally:
             cache._turn = None
             turn.close()
-            model.__dict__["raincheck_report"] = turn.report
+            if cache.report is turn.report:  # the turn began
+                model.__dict__["raincheck_report"] = turn.report
         tensor = isinstance(result, torch.Tensor)
-        cache.last_token = int((result if tensor else result.sequences)[0, -1])
+        cache.close_turn(int((result if tensor else result.sequences)[0, -1]))
         if tensor and passed is None:
             cache.close()  # nobody can hold a next turn
         elif config.completion == "blocking":

@@ -133,7 +133,19 @@ def _align(
     """Where the new tokens start, whether all were passed, whether the last answer is dropped."""
     consumed = history.consumed_ids
     if len(consumed) == 0:
+        if mask is not None and mask.shape[-1] != len(passed):
+            raise ValueError(
+                f"attention_mask has {mask.shape[-1]} columns for {len(passed)} input_ids and an "
+                "empty cache; they must be as many"
+            )
         return 0, True, False
+    lengths = (len(passed), len(consumed) + len(passed))
+    if mask is not None and mask.shape[-1] not in lengths:
+        raise ValueError(
+            f"attention_mask has {mask.shape[-1]} columns; expected {lengths[0]}, as input_ids, or "
+            f"{lengths[1]}, for new tokens behind the {len(consumed)} in the cache "
+            "(input_ids[:, cache.get_seq_length():])"
+        )
     longer_mask = mask is not None and mask.shape[-1] > len(passed)
     first = int(passed[0])
     if longer_mask or (first == last_token and first != int(consumed[0])):
@@ -179,6 +191,10 @@ def _media_of(kind: str, media: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
         return None  # a grid alone says nothing: follow-ups may leave out old pixels
     if grid is None:
         raise ValueError(f"{pixel_key} needs {grid_key}; pass what the processor returned")
+    if not isinstance(pixels, Tensor) or not pixels.is_floating_point():
+        raise TypeError(f"{pixel_key} must be a floating-point tensor; got {_kind_of(pixels)}")
+    if not isinstance(grid, Tensor) or grid.is_floating_point():
+        raise TypeError(f"{grid_key} must be an integer tensor; got {_kind_of(grid)}")
     if grid.ndim != 2 or grid.shape[1] != 3:
         raise ValueError(f"{grid_key} must be [items, 3], got {list(grid.shape)}")
     patches = int(grid.prod(-1).sum())
@@ -187,6 +203,10 @@ def _media_of(kind: str, media: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
             f"{grid_key} counts {patches} patches, but {pixel_key} is {list(pixels.shape)}"
         )
     return pixels, grid
+
+
+def _kind_of(value: Any) -> str:
+    return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
 
 
 def _items_in(
@@ -205,7 +225,10 @@ def _items_in(
     if code == IMAGE or not frames:
         return len(frames), frames
     if given is None:
-        return 0, frames
+        raise ValueError(
+            f"input_ids hold placeholders of new videos ({len(frames)} frames), but "
+            f"{PIXEL_KEYS['video']} is missing; pass it with {GRID_KEYS['video']}"
+        )
     left, count = len(frames), 0
     for t in reversed(given[1][:, 0].tolist()):
         if left <= 0:

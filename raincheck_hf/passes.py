@@ -27,6 +27,7 @@ def prefill(
     cache: RaincheckCache,
     executor: Executor,
     initial: Rows,
+    before: Conversation,
     after: Conversation,
     report: RaincheckReport,
     reserve: int,
@@ -37,6 +38,7 @@ def prefill(
         cache: The conversation.
         executor: What runs the pass.
         initial: Rows of P.
+        before: What the turn goes on from.
         after: What the conversation becomes, but for its recurrent states.
         report: The new turn's report.
         reserve: Slots to allocate at least.
@@ -44,18 +46,27 @@ def prefill(
     Returns:
         Logits [1, vocabulary].
     """
-    result = _run(
-        cache,
-        executor,
-        Pass(
-            rows=initial,
-            groups=(after.regions.initial_group(),),
-            recurrent=after.recurrent,
-            opening=True,
-            reserve=reserve,
-        ),
+    work = Pass(
+        rows=initial,
+        groups=(after.regions.initial_group(),),
+        recurrent=after.recurrent,
+        opening=True,
+        reserve=reserve,
     )
-    cache.publish(after.after(result.recurrent), report)
+    # A turn that rolls back writes over the answer that it drops; a failure brings it back.
+    start, stop = after.regions.past, cache.conversation.regions.end
+    dropped = (
+        {i: buffer.saved(start, stop) for i, buffer in cache.buffers.items()}
+        if start < stop
+        else {}
+    )
+    try:
+        result = _run(cache, executor, work)
+    except BaseException:
+        for i, (keys, values) in dropped.items():
+            cache.buffers[i].write(start, keys, values, reserve=stop)
+        raise
+    cache.open_turn(before, after.after(result.recurrent), report)
     assert result.logits is not None
     return result.logits
 
@@ -85,7 +96,7 @@ def decode(
     embeds = cache.adapter.embed(cache.model, token)
     rows = Rows(
         embeds=embeds,
-        positions=torch.full((3, 1), now.position, device=embeds.device),
+        positions=(now.answer_position + now.regions.answer)[:, None].to(embeds.device),
         visual=torch.zeros(1, dtype=torch.bool, device=embeds.device),
     )
     groups: tuple[Group, ...] = (now.regions.decode_group(),)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -85,6 +85,12 @@ class RaincheckReport:
     def tpot_ms(self) -> float | None:
         """Mean time per output token after the first; None for answers of one token."""
         return sum(self.step_ms) / len(self.step_ms) if self.step_ms else None
+
+    def copy(self) -> RaincheckReport:
+        """An independent copy."""
+        return replace(
+            self, restored_per_step=list(self.restored_per_step), step_ms=list(self.step_ms)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""

@@ -237,7 +237,7 @@ def _message(text: str, images: Sequence[Any] = (), videos: Sequence[Any] = ()) 
         {"type": "image", "image": load_image(image)} for image in _sequence("images", images)
     ]
     for video in _sequence("videos", videos):
-        frames = load_video(video)[0] if isinstance(video, str) else video
+        frames = load_video(video)[0] if isinstance(video, str) else video  # type: ignore[arg-type]
         content.append({"type": "video", "video": frames})
     return {"role": "user", "content": [*content, *_text(text)]}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +25,23 @@ from raincheck_hf.selection import Selection, SelectionContext, select
 _MOST_RESERVED = 1024
 
 
+@dataclass(frozen=True)
+class _Staged:
+    """What the first forward needs.
+
+    Attributes:
+        initial: Rows of P.
+        deferred: Rows of D, in the order of restoration.
+        next_position: M-RoPE position behind the input.
+        answer_position: int64 [3] on the CPU, of y1.
+    """
+
+    initial: Rows
+    deferred: DeferredRows
+    next_position: int
+    answer_position: Tensor
+
+
 class Turn:
     """Drives the passes of one ``generate`` call on one cache.
 
@@ -34,6 +52,7 @@ class Turn:
     def __init__(
         self,
         cache: RaincheckCache,
+        history: Conversation,
         config: RaincheckConfig,
         executor: Executor,
         new: NewInput,
@@ -42,10 +61,20 @@ class Turn:
     ) -> None:
         """Encode what is new and select from it; the language model does not run yet.
 
+        Args:
+            cache: The conversation.
+            history: What the turn goes on from.
+            config: How it runs.
+            executor: What runs its passes.
+            new: What is new in its input.
+            clock: Started when the call came.
+            answer_length: Tokens that the answer may have.
+
         Raises:
             ValueError: The selector failed; nothing was changed.
         """
         self._cache = cache
+        self._history = history
         self._config = config
         self._executor = executor
         self._clock = clock
@@ -53,7 +82,7 @@ class Turn:
         self._reserve = min(answer_length, _MOST_RESERVED)
         self._new = new
         self.report = RaincheckReport(executor=executor.name)
-        self._staged: tuple[Rows, Conversation] | None = self._stage()
+        self._staged: _Staged | None = self._stage()
 
     @property
     def whole(self) -> bool:
@@ -92,12 +121,29 @@ class Turn:
 
     def _prefill(self) -> Tensor:
         assert self._staged is not None
-        initial, after = self._staged
+        cache, new, staged = self._cache, self._new, self._staged
+        before = self._history
+        if before is not cache.broken_off:
+            cache.complete()  # the barrier, now that nothing can be refused any more
+            before = cache.conversation
+        cache.complete_with(self._config, self._executor)
+        if new.rollback:
+            before = before.without_answer()
+        after = Conversation(
+            regions=before.regions.next_turn(len(staged.initial), len(staged.deferred)),
+            recurrent=before.recurrent,
+            deferred=staged.deferred,
+            prompt_ids=torch.cat([before.consumed_ids, new.ids]),
+            items=(*before.items, *new.items),
+            next_position=staged.next_position,
+            answer_position=staged.answer_position,
+        )
         self._clock.start("prefill_ms")
         logits = passes.prefill(
-            self._cache,
+            cache,
             self._executor,
-            initial,
+            staged.initial,
+            before,
             after,
             self.report,
             reserve=after.regions.end + self._reserve,
@@ -106,29 +152,25 @@ class Turn:
         self._staged = None
         return logits
 
-    def _stage(self) -> tuple[Rows, Conversation]:
-        """P, and the conversation after its prefill."""
-        cache, new = self._cache, self._new
-        before = cache.conversation.without_answer() if new.rollback else cache.conversation
-        rows = self._embed(before.position)
+    def _stage(self) -> _Staged:
+        """P and D of the new input."""
+        history = self._history.without_answer() if self._new.rollback else self._history
+        rows = self._embed(history.position)
         kept = self._kept.to(rows.embeds.device)
         index = torch.arange(len(rows), device=kept.device)
         order = index[~kept]
         if self._config.order == "relevance":
             best_first = torch.sort(self._scores[order], descending=True, stable=True).indices
             order = order[best_first]
+        self._describe(kept, order)
         # Hard pruning drops D: no slots, no rows, though its tokens still count in the ids.
         waiting = order[:0] if self._config.drops else order
-        after = Conversation(
-            regions=before.regions.next_turn(int(kept.sum()), len(waiting)),
-            recurrent=before.recurrent,
+        return _Staged(
+            initial=rows.pick(index[kept]),
             deferred=DeferredRows.of(rows, waiting),
-            prompt_ids=torch.cat([before.consumed_ids, new.ids]),
-            items=(*before.items, *new.items),
             next_position=int(rows.positions.max()) + 1,
+            answer_position=rows.positions[:, -1].cpu() + 1,
         )
-        self._describe(kept, order)
-        return rows.pick(index[kept]), after
 
     def _embed(self, start: int) -> Rows:
         """Merged embeddings of the whole new input, and which rows the initial prefill keeps."""
@@ -156,8 +198,9 @@ class Turn:
         """The vision tower, once over each new image and video (rule 1)."""
         self._clock.start("vision_ms")
         model = self._cache.model
+        device = model.device
         outputs = [
-            vision.encode(model, pixels.to(model.device), grid.to(model.device), kind)  # type: ignore[arg-type]
+            vision.encode(model, _to(device, pixels), _to(device, grid), kind)  # type: ignore[arg-type]
             for kind, (pixels, grid) in self._new.pixels.items()
         ]
         seen = vision.in_source_order(outputs, [item.kind for item in self._new.items])  # type: ignore[misc]
@@ -194,6 +237,11 @@ class Turn:
         report.n_selected = len(report.selected)
         report.n_deferred = len(report.deferred)
         report.pending = 0 if self._config.drops else report.n_deferred
+
+
+def _to(device: torch.device, tensor: Tensor) -> Tensor:
+    """On the model's device; offloaded weights are on "meta", and their hooks move the input."""
+    return tensor if device.type == "meta" else tensor.to(device)
 
 
 class StepHook(LogitsProcessor):

@@ -112,28 +112,28 @@ class PassCache(Cache):
             **kwargs: Passed on to ``stock``.
         """
         base = self._work.recurrent.get(mixer.layer_idx)
-        conv = self._adapter.convolution(mixer)
-        state, moved = base, None
+        state, moved, conv = base, None, None
         outputs = []
         for group, start in _starts(self._work.groups):
             rows = hidden[:, start : start + group.rows]
-            taken = _OneState(self._starting_point(base, group))
-            outputs.append(stock(hidden_states=rows, cache=taken, **kwargs))
+            keep = group.suffix and self._work.record
+            run = _GroupRun(self._adapter, mixer, self._starting_point(base, group), rows, keep)
+            outputs.append(stock(hidden_states=rows, cache=run, **kwargs))
+            conv = run.conv
             if not group.suffix:
-                moved = taken.checkpoint(conv.reach)
+                moved = run.end()
             else:
                 assert state is not None  # a decode row always follows a prefill
-                if self._work.record:
-                    g, beta = self._adapter.factors(mixer, rows[0])
-                    token = Factors(taken.inputs, g, beta)
-                    state = state.recorded(conv, taken.state, token)
+                if run.factors is not None:
+                    state = state.recorded(conv, run.state, run.factors)
                 else:
-                    state = state.consumed(taken.state, taken.inputs)
+                    state = state.consumed(run.state, run.inputs)
         # The chunk's end becomes the new checkpoint only after y_t joined the suffix (rule 8).
         if moved is not None:
             if self._work.opening or state is None:
                 state = RecurrentState.at(moved)
             else:
+                assert conv is not None
                 state = state.moved(conv, moved)
         assert state is not None  # every pass has rows
         self.recurrent[mixer.layer_idx] = state
@@ -145,15 +145,32 @@ class PassCache(Cache):
         return base.live if group.suffix or self._work.opening else base.prefix
 
 
-class _OneState:
+class _GroupRun:
     """The cache that a recurrent mixer sees while it runs one group of rows.
 
     It claims to record the past, so that the mixer hands over its pre-convolution inputs instead
-    of updating a convolution state in place.
+    of updating a convolution state in place. Weights are read at that moment, inside the mixer's
+    forward: an offloaded mixer has them only there.
+
+    Attributes:
+        conv: The mixer's convolution.
+        inputs: [C, T], the rows' pre-convolution inputs.
+        factors: What the rows did, where it is to be kept.
+        state: fp32 [HV, K, V] after the rows.
     """
 
-    def __init__(self, start: Checkpoint | None) -> None:
-        self._start = start
+    def __init__(
+        self,
+        adapter: Adapter,
+        mixer: Any,
+        start: Checkpoint | None,
+        rows: Tensor,
+        keep: bool,
+    ) -> None:
+        self._adapter, self._mixer, self._start = adapter, mixer, start
+        self._rows = rows
+        self._keep = keep
+        self.factors: Factors | None = None
 
     def is_recording_past(self, layer_idx: int) -> bool:
         return True
@@ -167,6 +184,10 @@ class _OneState:
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, **kwargs: Any) -> Tensor:
         """Take the rows' inputs [1, C, T]; return them behind the history."""
         self.inputs = conv_states[0].detach()
+        self.conv = self._adapter.convolution(self._mixer)
+        if self._keep:
+            g, beta = self._adapter.factors(self._mixer, self._rows[0])
+            self.factors = Factors(self.inputs, g, beta)
         if self._start is None:
             return conv_states
         history = self._start.history[None].to(conv_states.dtype)
@@ -175,12 +196,11 @@ class _OneState:
     def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int) -> None:
         self.state = recurrent_states[0].float()
 
-    def checkpoint(self, reach: int) -> Checkpoint:
+    def end(self) -> Checkpoint:
         """Where the group ended."""
         start = self._start
         if start is None:
-            empty = self.inputs.new_zeros(len(self.inputs), reach)
-            start = Checkpoint(self.state, empty)
+            start = Checkpoint(self.state, self.inputs.new_zeros(len(self.inputs), self.conv.reach))
         return start.advanced(self.state, self.inputs)
 
 
