@@ -96,7 +96,9 @@ def _against_twin(
     }
 
 
-def measure_report(model: Any, processor: Any, device: str, wanted_ms: float = 40) -> dict[str, Any]:
+def measure_report(
+    model: Any, processor: Any, device: str, wanted_ms: float = 40
+) -> dict[str, Any]:
     """Compare `report.select_ms` with the time that a selector was seen to take from outside.
 
     Args:
