@@ -58,7 +58,10 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument("--seed", type=_natural, default=0)
     demo.set_defaults(command=_demo)
     bench = commands.add_parser("bench", help="measure")
-    _add_quality(bench.add_subparsers(required=True, metavar="BENCH", parser_class=_Parser))
+    benches = bench.add_subparsers(required=True, metavar="BENCH", parser_class=_Parser)
+    _add_quality(benches)
+    _add_completion(benches)
+    _add_selectors(benches)
     chat = commands.add_parser("chat", help="talk to a model about pictures, in the terminal")
     chat.add_argument("--model", default="qwen3_5", help=f"{', '.join(MODELS)}, or a folder")
     chat.add_argument("--device", default="cpu")
@@ -93,6 +96,73 @@ def _add_quality(benches: argparse._SubParsersAction[_Parser]) -> None:
     add("--processes", type=_positive, help="[one a CPU core for small models on a CPU, or 1]")
     add("--out", type=Path, default=Path("out/quality.jsonl"), help="rows; resumed if it exists")
     quality.set_defaults(command=_quality)
+
+
+def _add_completion(benches: argparse._SubParsersAction[_Parser]) -> None:
+    completion = benches.add_parser(
+        "completion", help="what restoring in the background costs and hides (random weights)"
+    )
+    add = completion.add_argument
+    add("--size", default="qwen3_vl_8b", help="qwen3_vl_8b, qwen3_5_9b, qwen3_vl_small")
+    add("--device", default="cuda", help="cpu, cuda, cuda:N [cuda]")
+    add("--measures", nargs="+", default=[], metavar="NAME", help="some of them [all]")
+    add("--out", type=Path, default=Path("out/completion.jsonl"), help="rows are appended")
+    completion.set_defaults(command=_completion)
+
+
+def _completion(args: argparse.Namespace) -> None:
+    from raincheck_hf.bench.completion import run
+
+    try:
+        run(args.size, args.device, args.out, args.measures)
+    except ValueError as error:
+        raise BadArguments(str(error)) from error
+
+
+def _add_selectors(benches: argparse._SubParsersAction[_Parser]) -> None:
+    selectors = benches.add_parser(
+        "selectors", help="selectors: time, agreement with plain loops, accuracy, overlap, pictures"
+    )
+    add = selectors.add_argument
+    add("--parts", nargs="+", default=[], metavar="PART",
+        help="speed, report, overlap, accuracy, pictures [all]")  # fmt: skip
+    add("--selectors", nargs="+", default=[], metavar="NAME", help="[all that are registered]")
+    add("--sizes", nargs="+", type=_positive, default=[256, 1024], metavar="TOKENS",
+        help="of the timed inputs, powers of 4 [256 1024]")  # fmt: skip
+    add("--arch", nargs="+", choices=MODELS, default=list(MODELS), help="small models [both]")
+    add("--retention", type=float, default=0.3, help="in (0, 1] [0.3]")
+    add("--boards", type=_positive, default=20, help="for accuracy and overlap [20]")
+    add("--runs", type=_positive, default=9, help="timed runs of a selection [9]")
+    add("--device", default="cpu", help="cpu, cuda, cuda:N [cpu]")
+    add("--dtype", default="float32", help="of the timed inputs [float32]")
+    add("--out", type=Path, default=Path("out/selectors.jsonl"), help="rows; resumed if it exists")
+    selectors.set_defaults(command=_selectors)
+
+
+def _selectors(args: argparse.Namespace) -> None:
+    import torch
+
+    from raincheck_hf.bench.selectors import PARTS, Plan, report_selectors
+    from raincheck_hf.bench.workers import hush
+
+    hush()
+    torch.set_num_threads(1)  # two timings on a CPU are compared, and passes are small
+    try:
+        plan = Plan(
+            parts=tuple(args.parts) or PARTS,
+            selectors=tuple(args.selectors),
+            sizes=tuple(args.sizes),
+            models=tuple(args.arch),
+            retention=args.retention,
+            boards=args.boards,
+            runs=args.runs,
+            device=args.device,
+            dtype=args.dtype,
+            pictures=args.out.parent,
+        )
+    except ValueError as error:
+        raise BadArguments(error) from error
+    report_selectors(plan, args.out)
 
 
 def _env(args: argparse.Namespace) -> None:

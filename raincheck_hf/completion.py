@@ -4,17 +4,19 @@ One worker thread a model takes one chunk of each waiting conversation in turn. 
 conversations weakly: what nobody holds any more is dropped within one chunk. The thread ends when
 nothing waits, and when the interpreter exits.
 
-On a GPU the chunks run on a stream of their own, so that they fill the gap between turns and share
-the device with other conversations' steps; the worker waits for each chunk before the next, so
-that work never piles up in front of a step.
+On a GPU the chunks run on a stream of their own; the worker waits for each chunk before the next,
+so that work never piles up in front of a step. Completion is for the gap between turns: while some
+conversation of the model is being answered, the worker rests nine times as long as a chunk took.
 """
 
 from __future__ import annotations
 
 import atexit
 import threading
+import time
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
@@ -22,6 +24,10 @@ import torch
 
 if TYPE_CHECKING:
     from raincheck_hf.cache import RaincheckCache
+
+
+# Rest after a chunk over the chunk's own time, while a turn runs: its steps lose about a tenth.
+_REST = 9
 
 
 class Job:
@@ -47,7 +53,20 @@ class Completer:
         self._running: Job | None = None
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._turns = 0
         self._streams: dict[torch.device, Any] = {}
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """A conversation of the model is being answered."""
+        with self._change:
+            self._turns += 1
+        try:
+            yield
+        finally:
+            with self._change:
+                self._turns -= 1
+                self._change.notify_all()
 
     def submit(self, cache: RaincheckCache) -> Job:
         """Queue a conversation; returns at once."""
@@ -67,24 +86,27 @@ class Completer:
         with self._change:
             if job in self._waiting:
                 self._waiting.remove(job)
-                job.done.set()
             self._change.wait_for(lambda: self._running is not job)
             # The worker may have put it back between its chunk and our waking.
             if job in self._waiting:
                 self._waiting.remove(job)
             job.done.set()
+            self._change.notify_all()
 
     def stop(self) -> None:
         """Finish the current chunk and end the thread; what waits stays pending."""
         with self._change:
             self._stopping = True
+            self._change.notify_all()
             thread = self._thread
         if thread is not None:
             thread.join()
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
+            started = time.monotonic()
             more = self._run_one_chunk(job)
+            rest = _REST * (time.monotonic() - started)
             with self._change:
                 self._running = None
                 if more and not job.done.is_set():
@@ -92,6 +114,10 @@ class Completer:
                 else:
                     job.done.set()
                 self._change.notify_all()
+                self._change.wait_for(self._may_go_on, timeout=rest)
+
+    def _may_go_on(self) -> bool:
+        return self._turns == 0 or self._stopping or not self._waiting
 
     def _next(self) -> Job | None:
         """The next job to run, or None to end the thread."""

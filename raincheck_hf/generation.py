@@ -17,6 +17,7 @@ from raincheck_hf import checks
 from raincheck_hf._compat import check_transformers
 from raincheck_hf.binding import bind, previous, unbind
 from raincheck_hf.cache import RaincheckCache
+from raincheck_hf.completion import completer
 from raincheck_hf.config import RaincheckConfig
 from raincheck_hf.executor import choose_executor
 from raincheck_hf.executor.modules import PassCache
@@ -195,7 +196,8 @@ def _run_turn(
         turn = Turn(cache, history, config, executor, new, clock, answer_length)
         cache._turn = turn
         try:
-            result = stock(**_stock_call(call, ids, cache, turn))
+            with completer(model).turn():
+                result = stock(**_stock_call(call, ids, cache, turn))
         finally:
             cache._turn = None
             turn.close()

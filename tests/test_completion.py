@@ -251,6 +251,18 @@ def test_a_step_waits_for_no_more_than_one_completion_chunk(slow: Slow) -> None:
         other.cache.close()
 
 
+def test_completion_makes_way_for_a_turn(slow: Slow) -> None:
+    """While a turn runs, the worker takes a tenth of the time at most, and goes on after it."""
+    model = enabled_model("qwen3_vl")
+    slow.delay = 0.05
+    other = run_turn(model, random_inputs(model, 1), CONFIG.replace(completion_chunk_size=1), 1)
+    before = other.cache.pending
+    out = run_turn(model, random_inputs(model, 9), CONFIG.replace(defer="never"), 40)
+    seconds = sum(out.raincheck.step_ms) / 1e3
+    assert before - other.cache.pending <= 2 + seconds / (10 * slow.delay)
+    other.cache.finish(timeout=30)
+
+
 def test_conversations_are_served_in_turn(slow: Slow) -> None:
     model = enabled_model("qwen3_vl")
     slow.delay = 0.02
@@ -445,7 +457,8 @@ def interrupt(model: Any, now: dict[str, Any]) -> None:
 
 def test_the_interpreter_exits_promptly_with_work_pending() -> None:
     program = """
-import sys, time, torch
+import atexit, sys, time, torch
+atexit.register(lambda: print("stopped", time.time() - left))  # runs after the package's own
 sys.path.insert(0, "tests")
 torch.set_num_threads(1)
 from harness import enabled_model, run_turn
@@ -462,11 +475,10 @@ model = enabled_model("qwen3_vl")
 config = RaincheckConfig(selector="random", completion_chunk_size=1)
 outs = [run_turn(model, random_inputs(model, seed), config, 1) for seed in range(8)]
 assert sum(out.cache.pending for out in outs) > 40  # ten seconds of work
-print("left at", time.time(), flush=True)
+left = time.time()
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
     )
-    left_at = float(done.stdout.split()[-1])
-    assert time.time() - left_at < 5
+    assert float(done.stdout.split()[-1]) < 3  # one chunk of 0.2 s, and the rest of the pass
     assert not done.stderr.count("Traceback"), done.stderr

@@ -10,7 +10,7 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +24,28 @@ from raincheck_hf.bench.random_weights import build, prompt, text_turn
 Inputs = dict[str, Tensor]
 
 
-def run(size: str, device: str, out: Path) -> list[dict[str, Any]]:
-    """Run every measurement and append its rows.
+def run(size: str, device: str, out: Path, measures: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Run measurements and append their rows.
 
     Args:
         size: A name of `random_weights.SIZES`.
         device: Where to run.
         out: The file of rows.
+        measures: Names of `MEASURES`; empty for all.
+
+    Raises:
+        ValueError: An unknown measure.
     """
+    unknown = set(measures) - set(MEASURES)
+    if unknown:
+        raise ValueError(f"unknown measures {sorted(unknown)}; known: {', '.join(MEASURES)}")
     model = enable_raincheck(build(size, device))
     origin = {"model": size, **provenance(device)}
     rows = []
     out.parent.mkdir(parents=True, exist_ok=True)
-    for measure in (agreement, overlap, early_follow_up, foreground, turnover):
+    for name in measures or MEASURES:
         started = time.perf_counter()
-        row = {"measure": measure.__name__, **measure(model), **origin}
+        row = {"measure": name, **MEASURES[name](model), **origin}
         rows.append(row)
         with out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
@@ -118,7 +125,9 @@ def overlap(model: Any) -> dict[str, Any]:
 def early_follow_up(model: Any, rounds: int = 7) -> dict[str, Any]:
     """P11: TTFT of turn 2 with 1,000 tokens pending, over TTFT without, over one such prefill."""
     inputs = prompt(model, 32, 45)  # 1,440 tokens, of which 1,008 are deferred
-    early, late, prefill = [], [], []
+    early: list[float] = []
+    late: list[float] = []
+    prefill: list[float] = []
     for _ in range(rounds + 1):
         for completion, times in (("lazy", early), ("blocking", late)):
             out = generate(
@@ -219,7 +228,10 @@ def _spread(times: list[float]) -> dict[str, float]:
     return {"p20": at["p20"], "p50": statistics.median(ordered), "p80": at["p80"]}
 
 
-if __name__ == "__main__":
-    import sys
-
-    run(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+MEASURES: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "agreement": agreement,
+    "overlap": overlap,
+    "early_follow_up": early_follow_up,
+    "foreground": foreground,
+    "turnover": turnover,
+}

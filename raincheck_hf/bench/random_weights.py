@@ -45,7 +45,13 @@ _SMALL_VISION = {
     "out_hidden_size": 128, "deepstack_visual_indexes": [0, 1],
 }  # fmt: skip
 
-SIZES = ("qwen3_vl_8b", "qwen3_5_9b", "qwen3_vl_small")
+_PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "qwen3_vl_8b": (_QWEN3_VL_8B, {**_VISION, "deepstack_visual_indexes": [8, 16, 24]}),
+    "qwen3_5_9b": (_QWEN3_5_9B, _VISION),
+    "qwen3_vl_small": (_SMALL, _SMALL_VISION),
+}
+
+SIZES = tuple(_PARTS)
 
 
 def build(size: str, device: str) -> Any:
@@ -57,13 +63,9 @@ def build(size: str, device: str) -> Any:
     if size not in SIZES:
         raise ValueError(f"unknown size {size!r}; known: {', '.join(SIZES)}")
     # Markup ids at the end of the vocabulary; random answers rarely hit them.
-    text, vision = {
-        "qwen3_vl_8b": (_QWEN3_VL_8B, {**_VISION, "deepstack_visual_indexes": [8, 16, 24]}),
-        "qwen3_5_9b": (_QWEN3_5_9B, _VISION),
-        "qwen3_vl_small": (_SMALL, _SMALL_VISION),
-    }[size]
-    last = int(text["vocab_size"])  # type: ignore[call-overload]
-    special = {
+    text, vision = _PARTS[size]
+    last = int(text["vocab_size"])
+    special: dict[str, Any] = {
         "image_token_id": last - 1, "video_token_id": last - 2,
         "vision_start_token_id": last - 3, "vision_end_token_id": last - 4,
     }  # fmt: skip

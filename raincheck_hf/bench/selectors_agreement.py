@@ -59,7 +59,8 @@ def difference(found: float, expected: float) -> float:
 def check_cores(device: str, largest: int = 4096) -> int:
     """Compare the cores that run on a device with the plain loops, at many sizes, with ties.
 
-    Coverage and max-min must take the same picks. Determinants must agree within `TOLERANCE`.
+    Coverage, max-min and thinning must take the same tokens, and determinants agree within
+    `TOLERANCE`.
 
     Returns:
         How many comparisons were made.
@@ -89,6 +90,9 @@ def check_cores(device: str, largest: int = 4096) -> int:
         expected, twin_rest = plain.max_min(1 - similar, k)
         _require(torch.equal(found, expected), "max-min picks", n, n, k, tied)
         _require(torch.equal(rest, twin_rest), "max-min distances", n, n, k, tied)
+        keep = max(1, n // 4)
+        same = torch.equal(fast.thinned(similar, keep, 32), plain.thinned(similar, keep, 32))
+        _require(same, "tokens left by thinning", n, n, keep, tied)
         found, _ = fast.determinant(similar, k)
         expected, _ = plain.determinant(similar, k)
         length = min(len(found), len(expected))
@@ -102,7 +106,7 @@ def check_cores(device: str, largest: int = 4096) -> int:
             same_rank and distinct and gap <= TOLERANCE,
             f"determinant ({len(found)} and {len(expected)} picks, gap {gap:.1e})", n, n, k, tied,
         )  # fmt: skip
-        count += 7
+        count += 8
     return count
 
 
