@@ -10,6 +10,7 @@ INSTALLED := $(VENV)/.installed
 help:
 	@echo "make demo   install, then answer questions about a picture at 30 % of its tokens"
 	@echo "make test   install, then run the whole test suite"
+	@echo "make app    install, then serve the web demo on the small models"
 	@echo "make lint   ruff and mypy"
 	@echo "make clean  remove the virtual environment and outputs"
 
@@ -24,6 +25,10 @@ $(INSTALLED): pyproject.toml
 demo: $(INSTALLED)
 	@echo "== demo: two small trained models, no download"
 	@$(BIN)/raincheck-hf demo --out out
+
+app: $(INSTALLED)
+	@echo "== web demo: two small models, no download; open the address below"
+	@$(BIN)/python demos/gradio_app.py
 
 test: $(INSTALLED)
 	@echo "== tests: oracles, threads, faults, stock features; two workers, about 10 minutes"

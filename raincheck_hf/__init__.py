@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         enable_raincheck,
     )
     from raincheck_hf.report import RaincheckReport
-    from raincheck_hf.selection import register_selector
+    from raincheck_hf.selection import list_selectors, register_selector
     from raincheck_hf.session import RaincheckSession
 
 _HOMES = {
@@ -33,6 +33,7 @@ _HOMES = {
     "RaincheckSession": "session",
     "disable_raincheck": "generation",
     "enable_raincheck": "generation",
+    "list_selectors": "selection",
     "register_selector": "selection",
 }
 
@@ -45,6 +46,7 @@ __all__ = [
     "RaincheckSession",
     "disable_raincheck",
     "enable_raincheck",
+    "list_selectors",
     "register_selector",
 ]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList, TextIteratorStreamer
 from transformers.image_utils import load_image
+from transformers.utils import is_torchcodec_available
 from transformers.video_utils import load_video
 
 from raincheck_hf.cache import RaincheckCache
@@ -95,7 +96,7 @@ class RaincheckSession:
         images: Sequence[Any] = (),
         videos: Sequence[Any] = (),
         **generate_kwargs: Any,
-    ) -> Iterator[str]:
+    ) -> Generator[str, None, None]:
         """As ``ask``, in pieces that join to the whole.
 
         A reader that stops early (``close()`` of the iterator, or leaving its loop) ends the answer
@@ -179,7 +180,7 @@ class RaincheckSession:
         inputs = self.processor(
             text=[self._markup(message)],
             images=media["image"] or None,
-            videos=media["video"] or None,
+            **_videos(media["video"]),
             return_tensors="pt",
         ).to(self.model.device)
         ids = inputs["input_ids"]
@@ -236,10 +237,27 @@ def _message(text: str, images: Sequence[Any] = (), videos: Sequence[Any] = ()) 
     content: list[dict[str, Any]] = [
         {"type": "image", "image": load_image(image)} for image in _sequence("images", images)
     ]
-    for video in _sequence("videos", videos):
-        frames = load_video(video)[0] if isinstance(video, str) else video  # type: ignore[arg-type]
-        content.append({"type": "video", "video": frames})
+    content += [{"type": "video", "video": video} for video in _sequence("videos", videos)]
     return {"role": "user", "content": [*content, *_text(text)]}
+
+
+def _videos(videos: Sequence[Any]) -> dict[str, Any]:
+    """The processor's arguments for videos: files go by their frame rate, pictures as they are.
+
+    Raises:
+        ValueError: Both kinds in one question.
+    """
+    files = [video for video in videos if isinstance(video, str)]
+    if not videos:
+        return {}
+    if not files:
+        return {"videos": list(videos), "do_sample_frames": False}
+    if len(files) < len(videos):
+        raise ValueError("videos of one question must be all files or all lists of pictures")
+    backend = "torchcodec" if is_torchcodec_available() else "pyav"
+    loaded = [load_video(file, backend=backend) for file in files]  # type: ignore[arg-type]
+    frames, metadata = zip(*loaded, strict=True)
+    return {"videos": list(frames), "video_metadata": list(metadata)}
 
 
 def _sequence(name: str, items: Any) -> Sequence[Any]:

@@ -197,11 +197,12 @@ def turnover(model: Any, conversations: int = 1000) -> dict[str, Any]:
         if number % 2:
             out.cache.close()
         del out
-        if number in (20, conversations // 2, conversations - 1):
+        if number in (20, conversations // 4, conversations // 2, conversations - 1):
             time.sleep(0.2)  # what was dropped stops within one chunk
             gc.collect()
             _wait()
             held[number + 1] = _allocated()
+            print(f"  {number + 1} conversations: {held[number + 1]} bytes held", flush=True)
     return {"allocated_bytes_after": held}
 
 

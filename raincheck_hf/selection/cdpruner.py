@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from raincheck_hf.selection.context import SelectionContext
 from raincheck_hf.selection.greedy import determinant, ranked
 from raincheck_hf.selection.registry import register_selector
+from raincheck_hf.selection.similarity import cosines, lengths
 
 THETA = 0.5
 """Weight of relevance against diversity, in [0, 1): 0 is a plain DPP."""
@@ -22,7 +23,7 @@ def relevance(context: SelectionContext) -> Tensor:
     if len(context.query) == 0:
         return torch.ones(context.n, device=context.device)
     centre = F.normalize(context.query.float().mean(0), dim=0)
-    cosine = context.unit_embeds @ centre
+    cosine = (context.embeds.float() @ centre) / lengths(context.embeds)
     low, high = cosine.aminmax()
     # The offset keeps the least relevant token above 0 and divides no flat range by zero.
     offset = 1e-6
@@ -32,8 +33,7 @@ def relevance(context: SelectionContext) -> Tensor:
 def kernel(context: SelectionContext, relevant: Tensor) -> Tensor:
     """L = diag(r) S diag(r), S cosines of X, r = exp(η·relevance), η = θ/(2(1−θ)); fp32 [n, n]."""
     weight = torch.exp(relevant * (THETA / (2 * (1 - THETA))))
-    rows = context.unit_embeds * weight[:, None]
-    product = rows @ rows.T
+    product = cosines(context.embeds, weight)
     # A cosine of 1 up to rounding would let rounding choose among equally relevant tokens.
     product.diagonal().copy_(weight.square())
     return product

@@ -147,6 +147,18 @@ class SelectionContext:
         return self._sourced("attention")
 
     @cached_property
+    def salience(self) -> Tensor:
+        """[n] fp32, `attention` times the tokens of the frame: 1 where it is spread evenly.
+
+        Attention is a mean over queries, so that each frame's adds up to the same; without the
+        factor a token of a small image would outrank every token of a large one.
+        """
+        sizes = [stop - start for start, stop in self.frame_spans]
+        if len(set(sizes)) == 1:
+            return self.attention.float() * sizes[0]
+        return self.attention.float() * torch.tensor(sizes, device=self.device)[self.frame]
+
+    @cached_property
     def unit_embeds(self) -> Tensor:
         """X with rows of length 1, fp32 [n, d]."""
         if self._parent is not None:

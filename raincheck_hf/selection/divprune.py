@@ -7,6 +7,7 @@ from torch import Tensor
 from raincheck_hf.selection.context import SelectionContext
 from raincheck_hf.selection.greedy import max_min, ranked
 from raincheck_hf.selection.registry import register_selector
+from raincheck_hf.selection.similarity import cosines
 
 
 @register_selector("divprune")
@@ -15,5 +16,4 @@ def divprune(context: SelectionContext) -> Tensor:
 
     Two fp32 matrices of [n, n].
     """
-    unit = context.unit_embeds
-    return ranked(*max_min(1 - unit @ unit.T, context.budget))
+    return ranked(*max_min(1 - cosines(context.embeds), context.budget))

@@ -1,15 +1,48 @@
-"""Greedy cores: pure functions over matrices, the plain twins of any faster version.
+"""Greedy cores for selectors: one kernel a call on an NVIDIA GPU, the plain loops elsewhere.
 
-Each returns the picks in the order taken, int64 [k], and a value per token that ranks what is left.
-Equal candidates are taken by index. Every pick reads a value back to the host.
+`raincheck_hf.kernels.greedy` says what each core does and returns; GREEDY.md beside it says how.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+
 import torch
 from torch import Tensor
 
-_ROWS_AT_ONCE = 1024
+from raincheck_hf.kernels import greedy as plain
+
+_loops_only: ContextVar[bool] = ContextVar("loops_only", default=False)
+
+
+@contextmanager
+def plain_loops() -> Iterator[None]:
+    """Run the plain loops on a GPU, too, to compare with or to rule the kernels out."""
+    token = _loops_only.set(True)
+    try:
+        yield
+    finally:
+        _loops_only.reset(token)
+
+
+@cache
+def fused() -> bool:
+    """Whether this installation can run the kernels, given a GPU."""
+    if torch.version.cuda is None:
+        return False
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _fast(matrix: Tensor) -> bool:
+    usable = matrix.is_cuda and matrix.dtype == torch.float32 and len(matrix) > 0
+    return usable and not _loops_only.get() and fused()
 
 
 def ranked(picks: Tensor, rest: Tensor) -> Tensor:
@@ -27,102 +60,66 @@ def ranked(picks: Tensor, rest: Tensor) -> Tensor:
     return scores
 
 
-def coverage(covering: Tensor, budget: int, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Maximise f(T) = Σ_r max(0, max_{j∈T} C_rj), a monotone submodular function, greedily.
+def coverage(
+    covering: Tensor, budget: int, weight: Tensor | None = None, ceiling: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Greedy maximum of Σ_r max(0, max_{j∈T} C_rj), C fp32 [r, n].
 
-    The gain of a token is kept up to date instead of being summed anew: a pick changes only the
-    rows that it covers better, and clamp(C_rj, old, new) − old is what token j loses in such a row.
-    A row improves rarely, so that the sum over all picks is a few passes over C, not k of them.
-
-    Args:
-        covering: C [r, n], how well token j covers row r.
-        budget: k ≤ n.
-        weight: [n] ≥ 0, multiplies a token's gain when tokens are compared; None is 1.
+    A weight [n] ≥ 0 multiplies a token's gain when tokens are compared. A ceiling, which no
+    column's sum exceeds, spares a look at C. The picks do not depend on the implementation.
 
     Returns:
         picks [k], and the weighted gain [n] fp64 that each token would still bring.
     """
-    n = covering.shape[1]
-    gain = covering.clamp_min(0).sum(0, dtype=torch.float64)
-    # Below this a gain is what rounding left of zero, and must not break a tie.
-    noise = float(gain.max()) * 1e-12
-    covered = covering.new_zeros(covering.shape[0])
-    taken = torch.zeros(n, dtype=torch.bool, device=covering.device)
-    picks: list[int] = []
-    while len(picks) < budget:
-        pick = int(_weighted(gain, weight).masked_fill(taken, -torch.inf).argmax())
-        picks.append(pick)
-        taken[pick] = True
-        column = covering[:, pick]
-        improved = (column > covered).nonzero().squeeze(1)
-        for rows in improved.split(_ROWS_AT_ONCE):
-            old, new = covered[rows, None].double(), column[rows, None].double()
-            gain -= (covering[rows].double().clamp(old, new) - old).sum(0)
-        covered[improved] = column[improved]
-        gain[gain < noise] = 0
-    return torch.tensor(picks, device=covering.device), _weighted(gain, weight)
+    weight = None if weight is None else weight.double()
+    if _fast(covering):
+        from raincheck_hf.kernels import greedy_coverage
 
-
-def _weighted(gain: Tensor, weight: Tensor | None) -> Tensor:
-    return gain if weight is None else gain * weight
+        return greedy_coverage.coverage(covering.contiguous(), budget, weight, ceiling)
+    return plain.coverage(covering, budget, weight, ceiling)
 
 
 def max_min(distance: Tensor, budget: int) -> tuple[Tensor, Tensor]:
-    """Spread k points: each is the one farthest from those already chosen.
+    """Greedy max-min spreading over distances fp32 [n, n].
 
-    The first is the point whose nearest other point is farthest away.
-
-    Args:
-        distance: [n, n] symmetric.
-        budget: k ≤ n.
+    The picks do not depend on the implementation.
 
     Returns:
         picks [k], and the distance [n] of every token to the nearest pick.
     """
-    others = distance.clone().fill_diagonal_(torch.inf).amin(1)
-    nearest = torch.full_like(others, torch.inf)
-    taken = torch.zeros_like(others, dtype=torch.bool)
-    picks: list[int] = []
-    while len(picks) < budget:
-        candidates = nearest if picks else others
-        pick = int(candidates.masked_fill(taken, -torch.inf).argmax())
-        picks.append(pick)
-        taken[pick] = True
-        nearest = torch.minimum(nearest, distance[pick])
-    return torch.tensor(picks, device=distance.device), nearest
+    if _fast(distance):
+        from raincheck_hf.kernels import greedy_max_min
+
+        if len(distance) <= greedy_max_min.LARGEST:
+            return greedy_max_min.max_min(distance.contiguous(), budget)
+    return plain.max_min(distance, budget)
 
 
-def determinant(
-    kernel: Tensor, budget: int, tolerance: float = 1e-5, floor: float = 1e-12
-) -> tuple[Tensor, Tensor]:
-    """Maximise det(L_T) greedily, by one row of the Cholesky factor a pick (Chen et al. 2018).
+def determinant(kernel: Tensor, budget: int) -> tuple[Tensor, Tensor]:
+    """Greedy maximum of det(L_T), L fp32 [n, n], until its rank is used up.
 
-    The residual of a token is the factor det(L_{T+j}) / det(L_T) that it would bring. Once it has
-    fallen below `tolerance` of its start, it is fp32 rounding, and the token lies in the span of
-    the picks: nothing tells such tokens apart, and the greedy ends when no other is left.
-
-    Args:
-        kernel: L [n, n], symmetric positive semidefinite.
-        budget: k ≤ n.
-        tolerance: smallest residual, relative to the diagonal, that still counts.
-        floor: smallest residual that still counts, absolute.
+    Implementations sum in different orders, so that near-ties may go either way.
 
     Returns:
-        picks, k of them or as many as the rank of L allows, and the residual [n].
+        picks, at most k, and the residual [n] of every token.
     """
-    residual = kernel.diagonal().clone()
-    smallest = (residual * tolerance).clamp_min(floor)
-    factor = kernel.new_zeros(budget, kernel.shape[0])
-    taken = torch.zeros_like(residual, dtype=torch.bool)
-    picks: list[int] = []
-    for row in range(budget):
-        candidates = residual.masked_fill(taken | (residual <= smallest), -torch.inf)
-        pick = int(candidates.argmax())
-        if candidates[pick] == -torch.inf:
-            break
-        picks.append(pick)
-        taken[pick] = True
-        above = factor[:row]
-        factor[row] = (kernel[pick] - above[:, pick] @ above) / residual[pick].sqrt()
-        residual = residual - factor[row].square()
-    return torch.tensor(picks, dtype=torch.long, device=kernel.device), residual
+    if _fast(kernel):
+        from raincheck_hf.kernels import greedy_determinant
+
+        return greedy_determinant.determinant(kernel.contiguous(), budget)
+    return plain.determinant(kernel, budget)
+
+
+def thinned(similar: Tensor, keep: int, rounds: int) -> Tensor:
+    """Thin tokens out, nearest duplicates first, by similarity fp32 [n, n].
+
+    The result does not depend on the implementation.
+
+    Returns:
+        int64 [keep], ascending indices of the tokens left.
+    """
+    if _fast(similar):
+        from raincheck_hf.kernels import greedy_thinning
+
+        return greedy_thinning.thinned(similar.contiguous(), keep, rounds)
+    return plain.thinned(similar, keep, rounds)

@@ -8,6 +8,7 @@ from torch import Tensor
 from raincheck_hf.selection.context import SelectionContext
 from raincheck_hf.selection.greedy import coverage, ranked
 from raincheck_hf.selection.registry import register_selector
+from raincheck_hf.selection.similarity import cosines
 
 ALPHA = 0.5
 TEXT_TEMPERATURE = 0.01
@@ -19,8 +20,8 @@ def coverage_matrix(context: SelectionContext) -> Tensor:
 
     Without a query (m = 0) only the vision rows remain.
     """
-    unit = context.unit_features
-    rows = torch.softmax(unit @ unit.T / VISION_TEMPERATURE, dim=-1) * (ALPHA / context.n)
+    rows = torch.softmax(cosines(context.features, VISION_TEMPERATURE**-0.5), dim=-1)
+    rows *= ALPHA / context.n
     query = context.unit_query
     if len(query) == 0:
         return rows
@@ -34,4 +35,5 @@ def mmtok(context: SelectionContext) -> Tensor:
 
     Needs `features` and uses `query`. One fp32 matrix of [m + n, n].
     """
-    return ranked(*coverage(coverage_matrix(context), context.budget))
+    # Each row of C sums to 1/m or α/n, so that no column sums to more than 1 + α.
+    return ranked(*coverage(coverage_matrix(context), context.budget, ceiling=1 + ALPHA))

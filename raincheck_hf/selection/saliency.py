@@ -10,5 +10,5 @@ from raincheck_hf.selection.registry import register_selector
 
 @register_selector("saliency")
 def saliency(context: SelectionContext) -> Tensor:
-    """The attention that a token receives. Needs `attention`."""
-    return context.attention
+    """The attention that a token receives, over the mean of its frame. Needs `attention`."""
+    return context.salience

@@ -38,13 +38,11 @@ def _video_scores(unit: Tensor, centre: Tensor, budget: int) -> Tensor:
     to_video = (unit * centre).sum(-1)
     score = -(to_video + (unit * _centre(unit)).sum(-1))
     order = torch.sort(score, dim=1, descending=True, stable=True).indices
-    tokens = unit.shape[1]
-    picks = torch.cat(
-        [
-            frame * tokens + order[frame, :count]
-            for frame, count in enumerate(frame_budgets(to_video, budget))
-        ]
-    )
+    frames, tokens = score.shape
+    at = torch.arange(tokens, device=unit.device)
+    counts = torch.tensor(frame_budgets(to_video, budget)).to(unit.device)
+    start = torch.arange(frames, device=unit.device)[:, None] * tokens
+    picks = (start + order)[at < counts[:, None]]
     flat = score.flatten()
     best_first = torch.sort(flat[picks], descending=True, stable=True).indices
     return ranked(picks[best_first], flat)

@@ -46,16 +46,19 @@ def greedy_coverage(rows: list[list[float]], budget: int, weight: list[float]) -
     return picks
 
 
-def mmtok(x: Tensor, f: Tensor, z: Tensor, budget: int) -> list[int]:
+def mmtok_rows(x: Tensor, f: Tensor, z: Tensor) -> list[list[float]]:
     x, f, z, n = unit(x), unit(f), unit(z), len(x)
     rows = [
         [value / len(z) for value in softmax([float(q @ x[j]) / 0.01 for j in range(n)])] for q in z
     ]
-    rows += [
+    return rows + [
         [0.5 * value / n for value in softmax([float(f[i] @ f[j]) / 0.2 for j in range(n)])]
         for i in range(n)
     ]
-    return greedy_coverage(rows, budget, [1.0] * n)
+
+
+def mmtok(x: Tensor, f: Tensor, z: Tensor, budget: int) -> list[int]:
+    return greedy_coverage(mmtok_rows(x, f, z), budget, [1.0] * len(x))
 
 
 def scope(x: Tensor, attention: Tensor, budget: int) -> list[int]:

@@ -45,7 +45,7 @@ def test_coverage_greedy_is_near_the_optimum() -> None:
 def test_coverage_updates_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = coverage_matrix(make_context("mixed"))
     expected = coverage(matrix, 30)
-    monkeypatch.setattr("raincheck_hf.selection.greedy._ROWS_AT_ONCE", 3)
+    monkeypatch.setattr("raincheck_hf.kernels.greedy._ROWS_AT_ONCE", 3)
     found = coverage(matrix, 30)
     assert torch.equal(found[0], expected[0])
     torch.testing.assert_close(found[1], expected[1])
@@ -58,6 +58,18 @@ def test_coverage_of_duplicates_goes_by_index() -> None:
     assert sorted(first) == list(range(5))
     assert picks[5:].tolist() == list(range(5, 20))
     assert torch.equal(rest, torch.zeros(20, dtype=torch.float64))
+
+
+def test_coverage_rounding_does_not_break_ties() -> None:
+    # The weak columns are covered entirely by the strong ones, bit by bit: what is left is zero.
+    generator = torch.Generator().manual_seed(0)
+    # Wide exponents, as a sharp softmax has; sums of like exponents are exact in fp64.
+    strong = torch.exp(6 * torch.randn(300, 6, generator=generator))
+    weak = 1e-3 * torch.rand(300, 10, generator=generator) * strong.amax(1, keepdim=True)
+    picks, rest = coverage(torch.cat([weak, strong], dim=1), 16)
+    assert sorted(picks[:6].tolist()) == list(range(10, 16))
+    assert picks[6:].tolist() == list(range(10))
+    assert torch.equal(rest, torch.zeros(16, dtype=torch.float64))
 
 
 def test_determinant_picks_match_determinant_ratios() -> None:

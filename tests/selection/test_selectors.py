@@ -11,9 +11,21 @@ from selection_inputs import LAYOUTS, make_context
 
 from raincheck_hf.selection import SelectionContext, keep_count, list_selectors, select
 from raincheck_hf.selection.cdpruner import kernel, relevance
+from raincheck_hf.selection.mmtok import coverage_matrix
 from raincheck_hf.selection.video import apportion, spread
 
 RETENTIONS = [0.05, 0.3, 0.62]
+
+
+def salience(context: SelectionContext) -> torch.Tensor:
+    """Attention over what an even spread within the frame would give."""
+    frames = context.frame.tolist()
+    return torch.tensor(
+        [
+            float(value) * frames.count(frame)
+            for value, frame in zip(context.attention, frames, strict=True)
+        ]
+    )
 
 
 def uniform(context: SelectionContext, budget: int) -> list[int]:
@@ -25,9 +37,9 @@ DEFINITIONS: dict[str, Callable[[SelectionContext, int], list[int]]] = {
     "mmtok": lambda c, k: brute.mmtok(c.embeds, c.features, c.query, k),
     "cdpruner": lambda c, k: brute.cdpruner(c.embeds, c.query, k),
     "divprune": lambda c, k: brute.divprune(c.embeds, k),
-    "scope": lambda c, k: brute.scope(c.embeds, c.attention, k),
-    "saliency": lambda c, k: brute.top(c.attention.tolist(), k),
-    "vispruner": lambda c, k: brute.vispruner(c.features, c.attention, k),
+    "scope": lambda c, k: brute.scope(c.embeds, salience(c), k),
+    "saliency": lambda c, k: brute.top(salience(c).tolist(), k),
+    "vispruner": lambda c, k: brute.vispruner(c.features, salience(c), k),
     "evs": lambda c, k: brute.evs(c.embeds, list(c.grid), list(c.kind), k),
     "vidcom2": lambda c, k: brute.vidcom2(c.embeds, list(c.grid), list(c.kind), k),
     "uniform": uniform,
@@ -134,6 +146,17 @@ def test_the_others_do_not(name: str) -> None:
     without = make_context("mixed", query=0)
     assert torch.equal(
         select(make_context("mixed"), name, 0.3).mask, select(without, name, 0.3).mask
+    )
+
+
+@pytest.mark.parametrize("query", [0, 5])
+def test_mmtok_covers_text_and_picture_in_the_published_proportion(query: int) -> None:
+    context = make_context("image", query=query)
+    expected = brute.mmtok_rows(context.embeds, context.features, context.query)
+    found = coverage_matrix(context)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(
+        found.double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-4, atol=1e-9
     )
 
 

@@ -22,7 +22,7 @@ from raincheck_hf.tiny.processing import SPECIAL, build_processor
 
 @pytest.fixture(scope="module", params=NAMES)
 def processor(request: pytest.FixtureRequest) -> Iterator[Qwen3VLProcessor]:
-    yield AutoProcessor.from_pretrained(folder(request.param), local_files_only=True)
+    return AutoProcessor.from_pretrained(folder(request.param), local_files_only=True)
 
 
 def rendered(processor: Qwen3VLProcessor, *content: dict):

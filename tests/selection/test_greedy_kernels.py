@@ -1,0 +1,97 @@
+"""The kernels take the picks that their plain twins take, without a GPU and with one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from raincheck_hf.bench.selectors_agreement import check_cores
+from raincheck_hf.kernels import greedy as plain
+from raincheck_hf.selection import greedy
+
+PROGRAM = Path(__file__).with_name("interpreted_kernels.py")
+
+
+@pytest.mark.parametrize("core", ["coverage", "max_min", "determinant", "thinning", "bad_input"])
+def test_interpreted_kernels_agree_with_their_twins(core: str) -> None:
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), core],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.stdout.strip() == "agrees", done.stderr[-3000:]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_compiled_kernels_agree_with_their_twins() -> None:
+    assert check_cores("cuda") > 100
+
+
+def test_the_comparison_notices_a_wrong_pick(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_cores("cpu", largest=40) == 48
+    right = plain.coverage
+
+    def wrong(*args: object, **kwargs: object) -> tuple[torch.Tensor, torch.Tensor]:
+        picks, rest = right(*args, **kwargs)  # type: ignore[arg-type]
+        return picks.flip(0), rest
+
+    monkeypatch.setattr(greedy, "coverage", wrong)
+    with pytest.raises(RuntimeError, match="coverage picks differ from the plain loop's"):
+        check_cores("cpu", largest=40)
+
+
+def test_importing_selection_imports_no_triton_kernel_and_a_cpu_needs_none() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['triton'] = None\n"  # as where it is not installed
+        "import torch\n"
+        "from raincheck_hf.kernels import greedy\n"
+        "from raincheck_hf.selection import SelectionContext, select\n"
+        "context = SelectionContext(torch.randn(16, 8), [(1, 4, 4)], features=torch.randn(16, 8))\n"
+        "print(int(select(context, 'mmtok', 0.5).mask.sum()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.strip() == "8", done.stderr
+
+
+def test_gains_are_whole_numbers_that_add_up_in_any_order() -> None:
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.exp(6 * torch.randn(500, 40, generator=generator))
+    scale = plain.quanta(plain.ceiling_of(matrix))
+    counts = plain.counted(matrix, scale)
+    total = counts.sum(0)
+    assert total.max() < 2**41
+    order = torch.randperm(500, generator=generator)
+    assert torch.equal(counts[order].cumsum(0)[-1], total)
+    # The count of a column is within one quantum a row of its sum.
+    difference = (total.double() / scale - matrix.double().sum(0)).abs()
+    assert difference.max() <= 500 / scale
+    picks, _ = plain.coverage(matrix, 20)
+    assert torch.equal(plain.coverage(matrix[order], 20)[0], picks)
+
+
+@pytest.mark.parametrize("ceiling", [1e-30, 3e-7, 0.99, 1.0, 1.5, 4096.0, 1e12])
+def test_the_ceiling_bounds_the_count(ceiling: float) -> None:
+    scale = plain.quanta(ceiling)
+    assert ceiling * scale < 2**41
+    assert scale == 2**126 or ceiling * scale >= 2**39
+
+
+def test_plain_loops_end_with_their_context() -> None:
+    assert not greedy._loops_only.get()
+    with greedy.plain_loops():
+        assert greedy._loops_only.get()
+    with pytest.raises(KeyError), greedy.plain_loops():
+        raise KeyError
+    assert not greedy._loops_only.get()
