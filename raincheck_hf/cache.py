@@ -18,6 +18,7 @@ from raincheck_hf.config import RaincheckConfig
 from raincheck_hf.conversation import Conversation, adopt_tensors
 from raincheck_hf.executor import Executor, choose_executor
 from raincheck_hf.models import adapter_for
+from raincheck_hf.progress import Phase, Progress
 from raincheck_hf.report import RaincheckReport, mark
 
 # While a call waits, this many completion chunks go in one pass: few large passes are quicker.
@@ -39,6 +40,9 @@ class RaincheckCache(Cache):
         report: The last turn's report, or None.
         last_token: The last generated token, not consumed yet; None while a turn runs, and after
             one that broke off.
+        on_progress: Called after each pass that restored deferred tokens, in the thread that ran it
+            (the worker's, in the background). What it raises counts as an error of that pass,
+            which stays published.
         broken_off: Where the conversation was before a turn that has not returned (yet), so that
             the turn can be asked again.
     """
@@ -58,6 +62,7 @@ class RaincheckCache(Cache):
         self.last_token: int | None = None
         self.closed = False
         self.broken_off: Conversation | None = None
+        self.on_progress: Callable[[Progress], None] | None = None
         self._turn: Any = None
         self._job: Job | None = None
         self._rest: tuple[RaincheckConfig, Executor] = (RaincheckConfig(), choose_executor("auto"))
@@ -170,9 +175,18 @@ class RaincheckCache(Cache):
         """
         if self.closed:
             raise ValueError("this RaincheckCache was closed while it was in use")
+        before, now = self.conversation.regions, conversation.regions
         self.conversation = conversation
         if self.report is not None:
-            self.report.pending = conversation.regions.pending
+            self.report.pending = now.pending
+        if (
+            self.on_progress is not None
+            and now.past == before.past
+            and now.restored > before.restored
+        ):
+            in_answer = self._turn is not None and self._turn.report is self.report
+            phase: Phase = "decode" if in_answer else "completion"
+            self.on_progress(Progress(now.restored, now.deferred, phase))
 
     def open_turn(
         self, before: Conversation, conversation: Conversation, report: RaincheckReport

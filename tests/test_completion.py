@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import random
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from reference import Reference, next_turn, random_inputs
 
 from raincheck_hf import RaincheckCache, RaincheckConfig
 from raincheck_hf.executor.modules import ModulesExecutor
+from raincheck_hf.progress import Progress, progress_bar
 
 CONFIG = RaincheckConfig(selector="random", chunk_size=3, guard_tokens=2, completion_chunk_size=2)
 
@@ -265,6 +267,29 @@ def test_completion_makes_way_for_a_turn(slow: Slow) -> None:
     seconds = sum(out.raincheck.step_ms) / 1e3
     assert before - other.cache.pending <= 2 + seconds / (10 * slow.delay)
     other.cache.finish(timeout=30)
+
+
+@pytest.mark.parametrize("completion", ["background", "blocking", "lazy"])
+def test_progress_is_told_pass_by_pass(architecture: str, completion: str) -> None:
+    model = enabled_model(architecture)
+    cache, told = RaincheckCache(model), []
+    cache.on_progress = told.append
+    config = CONFIG.replace(completion=completion, completion_chunk_size=1)
+    run_turn(model, random_inputs(model, 1), config, 4, cache=cache)
+    cache.finish(timeout=30) if completion == "background" else cache.finish()
+    assert told[0] == Progress(restored=3, total=cache.report.n_deferred, phase="decode")
+    assert told[-1].restored == told[-1].total
+    assert [p.restored for p in told] == sorted({p.restored for p in told})
+    assert {p.phase for p in told[1:]} == {"completion"}
+
+
+def test_the_progress_bar_counts_to_the_end() -> None:
+    model, written = enabled_model("qwen3_vl"), io.StringIO()
+    cache = RaincheckCache(model)
+    cache.on_progress = progress_bar(file=written)
+    run_turn(model, random_inputs(model, 1), CONFIG.replace(completion="blocking"), 4, cache=cache)
+    assert "100%" in written.getvalue()
+    assert "completion" in written.getvalue()
 
 
 def test_conversations_are_served_in_turn(slow: Slow) -> None:
