@@ -43,8 +43,8 @@ class RaincheckCache(Cache):
         on_progress: Called after each pass that restored deferred tokens, in the thread that ran it
             (the worker's, in the background). What it raises counts as an error of that pass,
             which stays published.
-        broken_off: Where the conversation was before a turn that has not returned (yet), so that
-            the turn can be asked again.
+        broken_off: The conversation before a turn that has not returned (yet), and its last token,
+            so that the turn can be asked again.
     """
 
     is_compileable = False
@@ -61,7 +61,7 @@ class RaincheckCache(Cache):
         self.report: RaincheckReport | None = None
         self.last_token: int | None = None
         self.closed = False
-        self.broken_off: Conversation | None = None
+        self.broken_off: tuple[Conversation, int | None] | None = None
         self.on_progress: Callable[[Progress], None] | None = None
         self._turn: Any = None
         self._job: Job | None = None
@@ -124,6 +124,18 @@ class RaincheckCache(Cache):
                 self._free()
             finally:
                 self._use.release()
+
+    def rewind(self) -> None:
+        """Go back to before a turn that broke off; nothing to do after one that returned.
+
+        Raises:
+            ValueError: The cache is closed, or in use by a call.
+        """
+        with self.in_use():
+            if self.broken_off is not None:
+                self._withdraw()
+                self.conversation, self.last_token = self.broken_off
+                self.broken_off = None
 
     def fork(self) -> RaincheckCache:
         """An independent conversation that starts where this one is.
@@ -200,7 +212,7 @@ class RaincheckCache(Cache):
         """
         self.report = report
         self.publish(conversation)
-        self.last_token, self.broken_off = None, before
+        self.last_token, self.broken_off = None, (before, self.last_token)
 
     def close_turn(self, last_token: int) -> None:
         """The turn has returned; its last token belongs to the next one's input."""
@@ -217,7 +229,7 @@ class RaincheckCache(Cache):
             return self.conversation
         prompt = self.conversation.prompt_ids
         behind = ids.shape[1] > len(prompt) and torch.equal(ids[0, : len(prompt)].cpu(), prompt)
-        return self.conversation if behind else self.broken_off
+        return self.conversation if behind else self.broken_off[0]
 
     def complete_with(self, config: RaincheckConfig, executor: Executor) -> None:
         """Say how what is left of D will be restored."""

@@ -83,7 +83,8 @@ class RaincheckSession:
             The answer.
 
         Raises:
-            ValueError: Bad input; the conversation is as it was before.
+            ValueError: Bad input, or the session is closed.
+            Exception: What stopped the answer. In every case the conversation is as before.
         """
         message = _message(text, images, videos)
         answer = self._answer(self._inputs(message), generate_kwargs)
@@ -159,20 +160,26 @@ class RaincheckSession:
             self.history.append({"role": "system", "content": self._system})
 
     def _answer(self, inputs: dict[str, Any], generate_kwargs: dict[str, Any]) -> str:
-        out = self.model.generate(
-            **{
-                **inputs,
-                "raincheck": True if self.config is None else self.config,
-                "cache": self.cache,
-                **generate_kwargs,
-                "return_dict_in_generate": True,
-            }
-        )
+        call = {
+            **inputs,
+            "raincheck": True if self.config is None else self.config,
+            "cache": self.cache,
+            **generate_kwargs,
+            "return_dict_in_generate": True,
+        }
+        try:
+            out = self.model.generate(**call)
+        except BaseException:
+            if not self.cache.closed:
+                self.cache.rewind()  # a turn that broke off is no part of the history either
+            raise
         new = out.sequences[0, inputs["input_ids"].shape[1] :]
         return self.processor.tokenizer.decode(new, skip_special_tokens=True)
 
     def _inputs(self, message: dict[str, Any]) -> dict[str, Any]:
         """Model inputs of the new tokens alone."""
+        if self.cache.closed:
+            raise ValueError("this session is closed; reset() starts over with an empty one")
         media = {
             kind: [part[kind] for part in message["content"] if part["type"] == kind]
             for kind in ("image", "video")

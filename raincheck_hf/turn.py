@@ -123,7 +123,7 @@ class Turn:
         assert self._staged is not None
         cache, new, staged = self._cache, self._new, self._staged
         before = self._history
-        if before is not cache.broken_off:
+        if cache.broken_off is None or before is not cache.broken_off[0]:
             cache.complete()  # the barrier, now that nothing can be refused any more
             before = cache.conversation
         cache.complete_with(self._config, self._executor)

@@ -17,7 +17,7 @@ from raincheck_hf.demo.conversation import hold, transcript
 from raincheck_hf.demo.picture import draw_conversation
 from raincheck_hf.tiny import NAMES
 
-SHOWN = "qwen3_vl"
+SHOWN = "qwen3_5"
 """The model whose conversation is shown: the better reader of whole boards."""
 SIZE = (8, 8)
 
