@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
+from functools import cache
 
+import transformers
 from packaging.version import Version
 
 SUPPORTED = (Version("5.24.0"), Version("5.25.0"))
@@ -16,7 +17,17 @@ def check_transformers() -> None:
     Raises:
         ValueError: Names the release found, the range, and what to install.
     """
-    found = Version(version("transformers"))
+    _check(installed())
+
+
+def installed() -> str:
+    """The release of transformers in this process; reading package metadata takes milliseconds."""
+    return transformers.__version__
+
+
+@cache
+def _check(release: str) -> None:
+    found = Version(release)
     first, untested = SUPPORTED
     if not first <= found < untested:
         raise ValueError(

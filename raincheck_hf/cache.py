@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -25,6 +26,21 @@ from raincheck_hf.report import RaincheckReport, mark
 _BARRIER_CHUNKS = 4
 
 
+@dataclass(frozen=True)
+class BrokenOff:
+    """What there was before a turn that has not returned (yet).
+
+    Attributes:
+        conversation: What the turn went on from.
+        last_token: Its last generated token; None where the turn dropped the last answer.
+        report: The report of the turn before.
+    """
+
+    conversation: Conversation
+    last_token: int | None
+    report: RaincheckReport | None
+
+
 class RaincheckCache(Cache):
     """The cache of one conversation, handed from turn to turn.
 
@@ -43,8 +59,8 @@ class RaincheckCache(Cache):
         on_progress: Called after each pass that restored deferred tokens, in the thread that ran it
             (the worker's, in the background). What it raises counts as an error of that pass,
             which stays published.
-        broken_off: The conversation before a turn that has not returned (yet), and its last token,
-            so that the turn can be asked again.
+        broken_off: What there was before a turn that has not returned (yet), so that it can be
+            asked again.
     """
 
     is_compileable = False
@@ -61,7 +77,7 @@ class RaincheckCache(Cache):
         self.report: RaincheckReport | None = None
         self.last_token: int | None = None
         self.closed = False
-        self.broken_off: tuple[Conversation, int | None] | None = None
+        self.broken_off: BrokenOff | None = None
         self.on_progress: Callable[[Progress], None] | None = None
         self._turn: Any = None
         self._job: Job | None = None
@@ -118,7 +134,7 @@ class RaincheckCache(Cache):
         pass. A closed cache cannot be used again.
         """
         self.closed = True
-        self._withdraw()
+        self.withdraw()
         if self._use.acquire(blocking=False):  # else the call in progress frees it on its way out
             try:
                 self._free()
@@ -128,23 +144,30 @@ class RaincheckCache(Cache):
     def rewind(self) -> None:
         """Go back to before a turn that broke off; nothing to do after one that returned.
 
+        A turn that had dropped the last answer (its ids parted inside it) goes back to the end of
+        the input before that answer.
+
         Raises:
             ValueError: The cache is closed, or in use by a call.
         """
         with self.in_use():
             if self.broken_off is not None:
-                self._withdraw()
-                self.conversation, self.last_token = self.broken_off
-                self.broken_off = None
+                self.withdraw()
+                before, self.broken_off = self.broken_off, None
+                self.conversation, self.last_token = before.conversation, before.last_token
+                self.report = before.report
 
     def fork(self) -> RaincheckCache:
-        """An independent conversation that starts where this one is.
+        """An independent conversation that starts where this one is, without its ``on_progress``.
 
         Raises:
             ValueError: The cache is closed, or in use by a call.
+            Exception: What the background raised, once.
         """
         with self.in_use():
-            self._withdraw()
+            error = self.withdraw()
+            if error is not None:
+                raise error
             twin = RaincheckCache(self.model)
             twin.buffers = {i: buffer.copy() for i, buffer in self.buffers.items()}
             twin.conversation = self.conversation
@@ -210,9 +233,14 @@ class RaincheckCache(Cache):
             conversation: What it is now.
             report: The turn's report.
         """
-        self.report = report
+        again = self.broken_off is not None and before is self.broken_off.conversation
+        if not again:  # else a second try, behind the same conversation as the first
+            # A last token belongs to the answer behind which it stands.
+            dropped = before.regions.answer < self.conversation.regions.answer
+            last_token = None if dropped else self.last_token
+            self.broken_off = BrokenOff(before, last_token, self.report)
+        self.report, self.last_token = report, None
         self.publish(conversation)
-        self.last_token, self.broken_off = None, (before, self.last_token)
 
     def close_turn(self, last_token: int) -> None:
         """The turn has returned; its last token belongs to the next one's input."""
@@ -229,7 +257,7 @@ class RaincheckCache(Cache):
             return self.conversation
         prompt = self.conversation.prompt_ids
         behind = ids.shape[1] > len(prompt) and torch.equal(ids[0, : len(prompt)].cpu(), prompt)
-        return self.conversation if behind else self.broken_off[0]
+        return self.conversation if behind else self.broken_off.conversation
 
     def complete_with(self, config: RaincheckConfig, executor: Executor) -> None:
         """Say how what is left of D will be restored."""
@@ -247,7 +275,7 @@ class RaincheckCache(Cache):
         Raises:
             Exception: What the background raised, once.
         """
-        error = self._withdraw()
+        error = self.withdraw()
         if error is not None:
             raise error
         while self.pending:
@@ -269,8 +297,11 @@ class RaincheckCache(Cache):
             spent = start.until(mark(device))
             self.report.completion_ms = (self.report.completion_ms or 0.0) + spent
 
-    def _withdraw(self) -> BaseException | None:
-        """Take the conversation back from the worker; returns what the worker raised."""
+    def withdraw(self) -> BaseException | None:
+        """Take the conversation back from the worker; returns what the worker raised.
+
+        Afterwards nothing but the caller changes the conversation.
+        """
         job, self._job = self._job, None
         if job is None:
             return None

@@ -84,13 +84,11 @@ class Completer:
     def withdraw(self, job: Job) -> None:
         """Take a job back from the worker; waits for the chunk it is in, if any."""
         with self._change:
+            job.done.set()  # the worker does not take it up again
             if job in self._waiting:
                 self._waiting.remove(job)
-            self._change.wait_for(lambda: self._running is not job)
-            # The worker may have put it back between its chunk and our waking.
-            if job in self._waiting:
-                self._waiting.remove(job)
-            job.done.set()
+            if threading.current_thread() is not self._thread:  # it is, in a callback of a chunk
+                self._change.wait_for(lambda: self._running is not job)
             self._change.notify_all()
 
     def stop(self) -> None:

@@ -47,13 +47,13 @@ class RaincheckConfig:
         completion: When the rest is restored after the answer: in the ``"background"``,
             ``"blocking"`` before ``generate`` returns, or ``"lazy"``, when next needed.
         completion_chunk_size: Deferred tokens restored in one completion pass, 1 or more.
-        executor: ``"modules"`` (the model's own layers), ``"fused"`` (Triton), or ``"auto"``.
+        executor: ``"modules"`` (the model's own layers) or ``"auto"``. ``"fused"`` is reserved, and
+            refused by ``generate`` in this release.
         fuse: Chunk and decode row in one pass; False runs them one after the other (ablation).
         seed: Seed for selectors that draw, 0 or more.
 
     Raises:
-        ValueError: A value is out of range; names field, value and range.
-        TypeError: A value has the wrong type.
+        ValueError: A value has the wrong type or is out of range; names field, value and range.
     """
 
     retention: float = 0.3
@@ -79,12 +79,12 @@ class RaincheckConfig:
         for field, (low, high) in _INTEGERS.items():
             self._check_integer(field, low, high)
         if not isinstance(self.fuse, bool):
-            raise TypeError(f"fuse must be True or False; got {self.fuse!r}")
+            raise ValueError(f"fuse must be True or False; got {self.fuse!r}")
 
     def _check_retention(self) -> None:
         value = self.retention
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            raise TypeError(f"retention must be a number in (0, 1]; got {value!r}")
+            raise ValueError(f"retention must be a number in (0, 1]; got {value!r}")
         object.__setattr__(self, "retention", float(value))
         if math.isnan(value) or not 0 < value <= 1:
             raise ValueError(f"retention must be in (0, 1]; got {value!r}")
@@ -93,7 +93,7 @@ class RaincheckConfig:
         if callable(self.selector):
             return
         if not isinstance(self.selector, str):
-            raise TypeError(
+            raise ValueError(
                 f"selector must be a registered name or a callable; got {self.selector!r}"
             )
         from raincheck_hf.selection import get_selector
@@ -104,7 +104,7 @@ class RaincheckConfig:
         value = getattr(self, field)
         wanted = f"{low} or more" if high is None else f"{low} to {high}"
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-            raise TypeError(f"{field} must be an integer, {wanted}; got {value!r}")
+            raise ValueError(f"{field} must be an integer, {wanted}; got {value!r}")
         value = int(value)
         object.__setattr__(self, field, value)
         if value < low or (high is not None and value > high):

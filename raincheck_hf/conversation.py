@@ -47,7 +47,9 @@ class Conversation:
     @property
     def consumed_ids(self) -> Tensor:
         """int64 [n] on the CPU: every token that has been consumed, in source order."""
-        return torch.cat([self.prompt_ids, *(ids.cpu() for ids in self.answer_ids)])
+        if not self.answer_ids:
+            return self.prompt_ids
+        return torch.cat([self.prompt_ids, torch.cat(self.answer_ids).cpu()])
 
     @property
     def position(self) -> int:

@@ -166,7 +166,8 @@ def _align(
             f"input_ids part from the cached conversation at token {parts_at}: the cache holds "
             f"{int(consumed[parts_at])}, the input {where} there, before the last answer (token "
             f"{turn_end}). Chat templates that rewrite earlier turns do this; pass the ids that "
-            "were cached (cache.token_ids) followed by the new ones, or start with a new cache"
+            "were cached (cache.token_ids), the last generated token and the new ones, or start "
+            "with a new cache"
         )
     offset = len(consumed) if parts_at == len(consumed) else turn_end
     if offset >= len(passed):

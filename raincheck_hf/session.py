@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 from collections.abc import Generator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from transformers import StoppingCriteria, StoppingCriteriaList, TextIteratorStreamer
 from transformers.image_utils import load_image
 from transformers.utils import is_torchcodec_available
@@ -52,7 +56,15 @@ class RaincheckSession:
 
         Raises:
             ValueError: The architecture is not supported.
+            TypeError: The processor has no tokenizer, or ``config`` is not a RaincheckConfig.
         """
+        if not hasattr(processor, "tokenizer"):
+            raise TypeError(
+                f"RaincheckSession needs the model's processor (AutoProcessor), which holds its "
+                f"tokenizer; got {type(processor).__name__}"
+            )
+        if config is not None and not isinstance(config, RaincheckConfig):
+            raise TypeError(f"config must be a RaincheckConfig; got {type(config).__name__}")
         self.model = enable_raincheck(model)
         self.processor = processor
         self.config = config
@@ -75,7 +87,7 @@ class RaincheckSession:
 
         Args:
             text: The question.
-            images: Pictures for it: PIL images, paths or URLs.
+            images: Pictures for it: PIL images, arrays [h, w, 3], paths or URLs.
             videos: Videos for it: lists of pictures, arrays [frames, h, w, 3], paths or URLs.
             **generate_kwargs: As for ``generate``.
 
@@ -103,8 +115,13 @@ class RaincheckSession:
         A reader that stops early (``close()`` of the iterator, or leaving its loop) ends the answer
         after the token under way; what was said so far is part of the conversation.
         """
+        # Checked here, not when the first piece is read.
         message = _message(text, images, videos)
-        inputs = self._inputs(message)
+        return self._pieces(message, self._inputs(message), generate_kwargs)
+
+    def _pieces(
+        self, message: dict[str, Any], inputs: dict[str, Any], generate_kwargs: dict[str, Any]
+    ) -> Generator[str, None, None]:
         streamer = TextIteratorStreamer(
             self.processor.tokenizer, skip_prompt=True, skip_special_tokens=True
         )
@@ -139,8 +156,10 @@ class RaincheckSession:
 
     def reset(self) -> None:
         """Start over with an empty conversation."""
+        told = self.cache.on_progress
         self.cache.close()
         self._begin()
+        self.cache.on_progress = told
 
     def close(self) -> None:
         """Free the conversation's memory."""
@@ -160,6 +179,11 @@ class RaincheckSession:
             self.history.append({"role": "system", "content": self._system})
 
     def _answer(self, inputs: dict[str, Any], generate_kwargs: dict[str, Any]) -> str:
+        taken = sorted({"cache", "past_key_values", "input_ids", "inputs"} & set(generate_kwargs))
+        if taken:
+            raise ValueError(f"a session brings its own {', '.join(taken)}; leave it out")
+        if generate_kwargs.get("stop_strings"):
+            generate_kwargs = {"tokenizer": self.processor.tokenizer, **generate_kwargs}
         call = {
             **inputs,
             "raincheck": True if self.config is None else self.config,
@@ -177,7 +201,7 @@ class RaincheckSession:
         return self.processor.tokenizer.decode(new, skip_special_tokens=True)
 
     def _inputs(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Model inputs of the new tokens alone."""
+        """Model inputs: the ids of the whole conversation, and the new pictures and videos."""
         if self.cache.closed:
             raise ValueError("this session is closed; reset() starts over with an empty one")
         media = {
@@ -196,13 +220,13 @@ class RaincheckSession:
         last = self.cache.last_token
         if last is not None and int(ids[0, 0]) != last:
             ids = torch.cat([ids.new_tensor([[last]]), ids], dim=1)
-        total = self.cache.get_seq_length() + ids.shape[1]
+        ids = torch.cat([self.cache.token_ids[None].to(ids.device), ids], dim=1)
         kept = {
             key: value
             for key, value in inputs.items()
             if key not in ("input_ids", "attention_mask", "mm_token_type_ids")
         }
-        return {**kept, "input_ids": ids, "attention_mask": ids.new_ones(1, total)}
+        return {**kept, "input_ids": ids}
 
     def _markup(self, message: dict[str, Any]) -> str:
         """The chat markup of what comes after the conversation so far."""
@@ -242,9 +266,9 @@ def _message(text: str, images: Sequence[Any] = (), videos: Sequence[Any] = ()) 
     if not isinstance(text, str):
         raise TypeError(f"text must be a string; got {type(text).__name__}")
     content: list[dict[str, Any]] = [
-        {"type": "image", "image": load_image(image)} for image in _sequence("images", images)
+        {"type": "image", "image": _image(image)} for image in _sequence("images", images)
     ]
-    content += [{"type": "video", "video": video} for video in _sequence("videos", videos)]
+    content += [{"type": "video", "video": _video(video)} for video in _sequence("videos", videos)]
     return {"role": "user", "content": [*content, *_text(text)]}
 
 
@@ -267,7 +291,36 @@ def _videos(videos: Sequence[Any]) -> dict[str, Any]:
     return {"videos": list(frames), "video_metadata": list(metadata)}
 
 
+def _image(image: Any) -> Any:
+    if isinstance(image, np.ndarray):
+        return Image.fromarray(image)
+    return load_image(_existing(image))
+
+
+def _video(video: Any) -> Any:
+    video = _existing(video)
+    if not isinstance(video, str) and (not hasattr(video, "__len__") or len(video) < 2):
+        raise ValueError("a video needs at least two pictures, in a list or an array")
+    return video
+
+
+def _existing(source: Any) -> Any:
+    """A path as a string; anything else as it is.
+
+    Raises:
+        ValueError: A path without a file.
+    """
+    if isinstance(source, os.PathLike):
+        source = os.fspath(source)
+    local = isinstance(source, str) and not re.match(r"https?://|data:", source)
+    if local and not os.path.isfile(source):
+        raise ValueError(f"no such file: {source!r}")
+    return source
+
+
 def _sequence(name: str, items: Any) -> Sequence[Any]:
+    if items is None:
+        return ()
     if isinstance(items, str) or not isinstance(items, Sequence):
         raise TypeError(f"{name} must be a list; got {type(items).__name__}")
     return items

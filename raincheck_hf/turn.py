@@ -123,7 +123,9 @@ class Turn:
         assert self._staged is not None
         cache, new, staged = self._cache, self._new, self._staged
         before = self._history
-        if cache.broken_off is None or before is not cache.broken_off[0]:
+        if cache.broken_off is not None and before is cache.broken_off.conversation:
+            cache.withdraw()  # what is left of the broken turn is not restored any more
+        else:
             cache.complete()  # the barrier, now that nothing can be refused any more
             before = cache.conversation
         cache.complete_with(self._config, self._executor)

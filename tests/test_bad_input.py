@@ -508,7 +508,7 @@ def test_the_inner_model_is_not_enough(architecture):
 def test_other_transformers_are_refused(monkeypatch, found):
     model = random_model("qwen3_vl")
     before = set(model.__dict__)
-    monkeypatch.setattr("raincheck_hf._compat.version", lambda name: found)
+    monkeypatch.setattr("raincheck_hf._compat.installed", lambda: found)
     with pytest.raises(ValueError, match=r"transformers.*pip install") as error:
         enable_raincheck(model)
     assert found in str(error.value)
@@ -518,7 +518,7 @@ def test_other_transformers_are_refused(monkeypatch, found):
 
 @pytest.mark.parametrize("found", ["5.24.0", "5.24.7"])
 def test_tested_transformers_are_taken(monkeypatch, found):
-    monkeypatch.setattr("raincheck_hf._compat.version", lambda name: found)
+    monkeypatch.setattr("raincheck_hf._compat.installed", lambda: found)
     enable_raincheck(random_model("qwen3_vl"))
 
 
@@ -721,6 +721,6 @@ def test_the_mixin_checks_transformers_too(monkeypatch):
         pass
 
     model = Mine(model_of("qwen3_vl").config).eval()
-    monkeypatch.setattr("raincheck_hf._compat.version", lambda name: "5.25.0")
+    monkeypatch.setattr("raincheck_hf._compat.installed", lambda: "5.25.0")
     with pytest.raises(ValueError, match="transformers"):
         ask(model, random_inputs(model, 1), RaincheckConfig(completion="lazy"))

@@ -30,7 +30,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference import Reference, next_turn, random_inputs
 
-from raincheck_hf import RaincheckCache, RaincheckConfig
+from raincheck_hf import RaincheckCache, RaincheckConfig, completion
 from raincheck_hf.executor.modules import ModulesExecutor
 from raincheck_hf.progress import Progress, progress_bar
 
@@ -243,12 +243,16 @@ def test_eight_threads_give_what_each_conversation_gives_alone() -> None:
     assert not wrong
 
 
-def test_a_step_waits_for_no_more_than_one_completion_chunk(slow: Slow) -> None:
+def test_a_step_waits_for_no_more_than_one_completion_chunk(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completion, "_REST", 0)  # the turnstile alone
     model = enabled_model("qwen3_vl")
-    slow.delay = 0.02
-    others = [run_turn(model, random_inputs(model, seed), CONFIG, 1) for seed in (1, 2, 3)]
+    slow.delay = 0.1
+    config = CONFIG.replace(completion_chunk_size=1)
+    others = [run_turn(model, random_inputs(model, seed), config, 1) for seed in (1, 2, 3)]
     slow.order.clear()
-    run_turn(model, random_inputs(model, 9), CONFIG.replace(defer="never"), 30)
+    run_turn(model, random_inputs(model, 9), CONFIG.replace(defer="never"), 8)
     steps = "".join("s" if is_step else "c" for is_step in slow.order).strip("c")
     # Three conversations have chunks waiting all the time; a step meets at most one of them.
     assert "c" in steps
@@ -290,6 +294,71 @@ def test_the_progress_bar_counts_to_the_end() -> None:
     run_turn(model, random_inputs(model, 1), CONFIG.replace(completion="blocking"), 4, cache=cache)
     assert "100%" in written.getvalue()
     assert "completion" in written.getvalue()
+
+
+@pytest.mark.parametrize("how", ["finish", "fork"])
+def test_a_retry_takes_the_background_back(architecture: str, slow: Slow, how: str) -> None:
+    """A turn broke off, its rest went to the background, and then another question came."""
+    model = enabled_model(architecture)
+    first, other = random_inputs(model, 5), random_inputs(model, 6)
+    expected = run_turn(model, other, CONFIG.replace(completion="blocking"), 6)
+    cache = RaincheckCache(model)
+
+    def stop(ids: Any, scores: Any) -> Any:
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        model.generate(**first, raincheck=CONFIG, cache=cache, logits_processor=[stop])
+    slow.delay = 0.2
+    if how == "finish":
+        with pytest.raises(TimeoutError):
+            cache.finish(timeout=0.01)
+    else:
+        cache.fork().close()
+    got = run_turn(model, other, CONFIG.replace(completion="blocking"), 6, cache=cache)
+    assert distance(logits_of(got), logits_of(expected)) < 1e-5
+    assert cache.get_seq_length() == other["input_ids"].shape[1] + 5
+    assert cache.pending == 0
+
+
+def test_rewind_brings_back_all_there_was(architecture: str) -> None:
+    model = enabled_model(architecture)
+    inputs = random_inputs(model, 5)
+    one = run_turn(model, inputs, CONFIG, 4)
+    cache, last = one.cache, one.cache.last_token
+    whole = next_turn(inputs, answer_of(one, inputs), random_inputs(model, 6))
+
+    def stop(ids: Any, scores: Any) -> Any:
+        raise RuntimeError("stop")
+
+    for _ in range(2):  # a second try breaks off too
+        with pytest.raises(RuntimeError, match="stop"):
+            model.generate(**whole, raincheck=CONFIG, cache=cache, logits_processor=[stop])
+    cache.rewind()
+    cache.rewind()  # nothing more to do
+    assert cache.last_token == last
+    assert cache.report is one.raincheck
+    assert cache.get_seq_length() == inputs["input_ids"].shape[1] + 3
+    # Parting inside the answer drops it; there is no last token then.
+    parted = next_turn(inputs, [one.cache.token_ids[-3] + 1, 4], random_inputs(model, 6))
+    with pytest.raises(RuntimeError, match="stop"):
+        model.generate(**parted, raincheck=CONFIG, cache=cache, logits_processor=[stop])
+    cache.rewind()
+    assert cache.last_token is None
+    assert cache.get_seq_length() == inputs["input_ids"].shape[1]
+
+
+def test_a_callback_may_close_the_conversation(slow: Slow) -> None:
+    model = enabled_model("qwen3_vl")
+    slow.delay = 0.02
+    one, two = (RaincheckCache(model) for _ in range(2))
+    one.on_progress = lambda progress: one.close()
+    config = CONFIG.replace(defer="post_answer")
+    for seed, cache in ((1, one), (2, two)):
+        run_turn(model, random_inputs(model, seed), config, 2, cache=cache)
+    two.finish(timeout=30)  # the worker lives on
+    assert one.closed
+    one.on_progress = None  # the callback holds its cache
 
 
 def test_conversations_are_served_in_turn(slow: Slow) -> None:
@@ -375,14 +444,16 @@ def test_interruption_leaves_a_usable_cache(
     assert distance(logits_of(resumed), logits_of(expected)) < 1e-5
 
 
-def test_max_time_and_fork_before_and_after_completion(architecture: str, slow: Slow) -> None:
+@pytest.mark.parametrize("completion", ["lazy", "background"])
+def test_fork_before_and_after_completion(architecture: str, slow: Slow, completion: str) -> None:
     model = enabled_model(architecture)
     inputs = random_inputs(model, 5)
     expected = expected_follow_up(model, inputs, 6)
-    slow.delay = 0.02
-    out = run_turn(model, inputs, CONFIG, 4)
+    slow.delay = 0.5
+    out = run_turn(model, inputs, CONFIG.replace(completion=completion), 4)
     early = out.cache.fork()
     assert early.pending
+    slow.delay = 0.0
     out.cache.finish()
     late = out.cache.fork()
     whole = next_turn(inputs, answer_of(out, inputs), random_inputs(model, 6, "text only"))
@@ -473,7 +544,8 @@ def interrupt(model: Any, now: dict[str, Any]) -> None:
     inputs = next_turn(now["inputs"], now["answers"][-1], new)
 
     def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
+        if threading.current_thread() is threading.main_thread():  # the worker has other passes
+            raise KeyboardInterrupt
 
     handle = model.model.language_model.layers[-1].register_forward_pre_hook(stop)
     try:

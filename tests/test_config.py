@@ -106,7 +106,7 @@ def test_another_choice_is_named_with_those_there_are(field, value):
     ],
 )
 def test_a_wrong_type_is_named_with_the_value(field, value):
-    with pytest.raises(TypeError) as error:
+    with pytest.raises(ValueError) as error:
         RaincheckConfig(**{field: value})
     assert field in str(error.value)
     assert repr(value) in str(error.value)
