@@ -54,6 +54,7 @@ class RaincheckCache(Cache):
         conversation: The published state; replaced whole, never changed in place.
         buffers: Keys and values by attention layer.
         report: The last turn's report, or None.
+        turn: The turn under way, or None.
         last_token: The last generated token, not consumed yet; None while a turn runs, and after
             one that broke off.
         on_progress: Called after each pass that restored deferred tokens, in the thread that ran it
@@ -79,7 +80,7 @@ class RaincheckCache(Cache):
         self.closed = False
         self.broken_off: BrokenOff | None = None
         self.on_progress: Callable[[Progress], None] | None = None
-        self._turn: Any = None
+        self.turn: Any = None
         self._job: Job | None = None
         self._rest: tuple[RaincheckConfig, Executor] = (RaincheckConfig(), choose_executor("auto"))
         self._use = threading.Lock()
@@ -219,7 +220,7 @@ class RaincheckCache(Cache):
             and now.past == before.past
             and now.restored > before.restored
         ):
-            in_answer = self._turn is not None and self._turn.report is self.report
+            in_answer = self.turn is not None and self.turn.report is self.report
             phase: Phase = "decode" if in_answer else "completion"
             self.on_progress(Progress(now.restored, now.deferred, phase))
 

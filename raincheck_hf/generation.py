@@ -142,12 +142,12 @@ def _forward(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     cache = kwargs.get("cache", kwargs.get("past_key_values"))
     if not isinstance(cache, RaincheckCache):
         return stock(*args, **kwargs)
-    if cache._turn is None:
+    if cache.turn is None:
         raise ValueError(
             "a RaincheckCache works inside model.generate(..., raincheck=...) only; "
             "for a plain forward pass use a DynamicCache"
         )
-    logits = cache._turn.forward(kwargs["input_ids"])
+    logits = cache.turn.forward(kwargs["input_ids"])
     return CausalLMOutputWithPast(logits=logits, cache=cache)
 
 
@@ -194,12 +194,12 @@ def _run_turn(
         new = read_input(ids, mask, call, history, cache.last_token, model.config, merge)
         answer_length = settings.max_new_tokens or settings.max_length or 0
         turn = Turn(cache, history, config, executor, new, clock, answer_length)
-        cache._turn = turn
+        cache.turn = turn
         try:
             with completer(model).turn():
                 result = stock(**_stock_call(call, ids, cache, turn))
         finally:
-            cache._turn = None
+            cache.turn = None
             turn.close()
             if cache.report is turn.report:  # the turn began
                 model.__dict__["raincheck_report"] = turn.report
