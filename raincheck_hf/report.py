@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
-
-
-class Mark(Protocol):
-    """A point in time."""
-
-    def until(self, later: Any) -> float:
-        """Milliseconds to a later mark; on a GPU this waits for the later one."""
 
 
 class _HostMark:
