@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,12 @@ class KeyValueBuffer:
     def slots(self) -> int:
         """How many slots are allocated."""
         return 0 if self.keys is None else self.keys.shape[2]
+
+    def reserve(self, slots: int, like: Tensor, heads: int, dim: int) -> None:
+        """Allocate at least ``slots`` slots of [heads, dim], in ``like``'s dtype and place."""
+        if slots > self.slots:
+            rows = like.new_empty(1, heads, 0, dim)
+            self._grow(slots, rows, rows)
 
     def write(self, slot: int, keys: Tensor, values: Tensor, reserve: int) -> None:
         """Put rows [1, H, T, dim] at ``slot``; allocate at least ``reserve`` slots."""
@@ -84,7 +91,7 @@ class Rows:
     Attributes:
         embeds: [T, d], merged input embeddings.
         positions: int64 [3, T], M-RoPE positions in the full prompt.
-        visual: bool [T], which rows are multimodal.
+        visual: int64 [V], which rows are multimodal, ascending.
         deepstack: One [V, d] tensor per DeepStack layer for the V multimodal rows, or empty.
     """
 
@@ -96,15 +103,28 @@ class Rows:
     def __len__(self) -> int:
         return len(self.embeds)
 
-    def pick(self, index: Tensor) -> Rows:
-        """Copies of the rows at ``index`` (int64 [t]), in that order."""
-        of_visual = (self.visual.cumsum(0) - 1)[index][self.visual[index]]
+    def pick(self, index: Tensor, multimodal: int | None = None) -> Rows:
+        """Copies of the rows at ``index`` (int64 [t]), in that order.
+
+        Args:
+            index: Which rows.
+            multimodal: How many of them are multimodal; a GPU is waited for where it is not known.
+        """
+        chosen = self._is_visual()[index]
+        if multimodal is None:
+            multimodal = int(chosen.sum())
+        visual = torch.argsort(~chosen, stable=True)[:multimodal]
+        of_visual = torch.searchsorted(self.visual, index[visual]) if self.deepstack else None
         return Rows(
             embeds=self.embeds[index],
             positions=self.positions[:, index],
-            visual=self.visual[index],
+            visual=visual,
             deepstack=tuple(layer[of_visual] for layer in self.deepstack),
         )
+
+    def _is_visual(self) -> Tensor:
+        mask = torch.zeros(len(self), dtype=torch.bool, device=self.embeds.device)
+        return mask.index_fill_(0, self.visual, True)
 
     @classmethod
     def cat(cls, parts: Sequence[Rows]) -> Rows:
@@ -112,12 +132,32 @@ class Rows:
         if len(parts) == 1:
             return parts[0]
         layers = zip(*(part.deepstack for part in parts if part.deepstack), strict=True)
+        starts = itertools.accumulate((len(part) for part in parts), initial=0)
         return cls(
             embeds=torch.cat([part.embeds for part in parts]),
             positions=torch.cat([part.positions for part in parts], dim=1),
-            visual=torch.cat([part.visual for part in parts]),
+            visual=torch.cat([part.visual + start for part, start in zip(parts, starts)]),  # noqa: B905
             deepstack=tuple(torch.cat(layer) for layer in layers),
         )
+
+
+@dataclass(frozen=True)
+class Span:
+    """Rows ``start`` to ``stop`` of a block of rows that stays where it is."""
+
+    block: Rows
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def rows(self) -> Rows:
+        """The rows by themselves; copies, unless they are the whole block."""
+        if len(self) == len(self.block):
+            return self.block
+        index = torch.arange(self.start, self.stop, device=self.block.embeds.device)
+        return self.block.pick(index)
 
 
 class DeferredRows:
@@ -135,25 +175,29 @@ class DeferredRows:
 
     @classmethod
     def of(cls, rows: Rows, order: Tensor) -> DeferredRows:
-        """Copy the rows at ``order`` (int64 [D])."""
-        return cls([rows.pick(block) for block in order.split(cls.BLOCK)] if len(order) else [])
+        """Copy the rows at ``order`` (int64 [D]), all of which are multimodal."""
+        blocks = order.split(cls.BLOCK) if len(order) else ()
+        return cls([rows.pick(block, multimodal=len(block)) for block in blocks])
 
     def __len__(self) -> int:
         return sum(map(len, self._blocks)) - self._offset
 
-    def peek(self, count: int) -> Rows:
-        """The first ``count`` rows."""
-        parts, offset = [], self._offset
+    @property
+    def device(self) -> torch.device:
+        """Where the rows wait; there must be some."""
+        return self._blocks[0].embeds.device
+
+    def peek(self, count: int) -> tuple[Span, ...]:
+        """Where the first ``count`` rows lie."""
+        spans, offset = [], self._offset
         for block in self._blocks:
             if count <= 0:
                 break
             stop = min(len(block), offset + count)
-            whole = offset == 0 and stop == len(block)
-            device = block.embeds.device
-            parts.append(block if whole else block.pick(torch.arange(offset, stop, device=device)))
+            spans.append(Span(block, offset, stop))
             count -= stop - offset
             offset = 0
-        return Rows.cat(parts)
+        return tuple(spans)
 
     def without(self, count: int) -> DeferredRows:
         """The rows after the first ``count``; blocks used up are let go."""

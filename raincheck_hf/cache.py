@@ -21,6 +21,7 @@ from raincheck_hf.executor import Executor, choose_executor
 from raincheck_hf.models import adapter_for
 from raincheck_hf.progress import Phase, Progress
 from raincheck_hf.report import RaincheckReport, mark
+from raincheck_hf.wrapped import unwrapped
 
 # While a call waits, this many completion chunks go in one pass: few large passes are quicker.
 _BARRIER_CHUNKS = 4
@@ -68,6 +69,7 @@ class RaincheckCache(Cache):
     is_croppable = False
 
     def __init__(self, model: Any) -> None:
+        model = unwrapped(model)
         self.adapter = adapter_for(model)
         self.model = model
         kinds = self.adapter.layer_kinds(model)
@@ -82,7 +84,10 @@ class RaincheckCache(Cache):
         self.on_progress: Callable[[Progress], None] | None = None
         self.turn: Any = None
         self._job: Job | None = None
-        self._rest: tuple[RaincheckConfig, Executor] = (RaincheckConfig(), choose_executor("auto"))
+        self._rest: tuple[RaincheckConfig, Executor] = (
+            RaincheckConfig(),
+            choose_executor("modules", model),  # nothing to restore before a turn chose its own
+        )
         self._use = threading.Lock()
 
     # -- what a user asks ---------------------------------------------------------------------
@@ -291,7 +296,7 @@ class RaincheckCache(Cache):
         """
         config, executor = self._rest
         chunk = min(self.pending, chunks * config.completion_chunk_size)
-        device = self.conversation.deferred.peek(1).embeds.device
+        device = self.conversation.deferred.device
         start = mark(device)
         passes.restore(self, executor, chunk, ready)
         if self.report is not None:

@@ -10,13 +10,15 @@ from transformers import GenerationConfig
 from transformers.cache_utils import Cache, DynamicCache
 
 from raincheck_hf.cache import RaincheckCache
+from raincheck_hf.models import adapter_for
 from raincheck_hf.models.base import ATTENTION_IMPLEMENTATIONS
+from raincheck_hf.wrapped import check_wrapping
 
 _STOCK = "leave out raincheck= to run stock generate"
 
 
 def check_model(model: Any) -> None:
-    """Refuse a model that is training, or attends in a way that takes no region mask.
+    """Refuse a model that is training, wrapped or attending in a way that raincheck cannot run.
 
     Raises:
         ValueError: Says what to change.
@@ -33,6 +35,8 @@ def check_model(model: Any) -> None:
             f"for the language model, not {used!r}; load the model with "
             'attn_implementation="sdpa", or call model.set_attn_implementation("sdpa")'
         )
+    adapter_for(model).check(model)
+    check_wrapping(model)
 
 
 def check_arguments(kwargs: dict[str, Any]) -> None:
@@ -145,7 +149,7 @@ def check_ids(input_ids: Any, mask: Any, model: Any) -> Tensor:
                 "Pass one sequence without padding"
             )
     low, high = int(input_ids.min()), int(input_ids.max())
-    size = model.get_input_embeddings().num_embeddings
+    size = len(model.get_input_embeddings().weight)  # an adapter's embedding has just that
     if low < 0 or high >= size:
         raise ValueError(f"input_ids must be in 0 to {size - 1}; got {low} to {high}")
     return input_ids.long()

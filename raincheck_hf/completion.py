@@ -132,7 +132,7 @@ class Completer:
         if cache is None or cache.closed:
             return False
         try:
-            device = cache.conversation.deferred.peek(1).embeds.device
+            device = cache.conversation.deferred.device
             with torch.no_grad(), self._on_stream(device) as stream:
                 cache.restore_chunk(ready=stream.synchronize if stream is not None else None)
             return cache.pending > 0

@@ -25,6 +25,7 @@ from raincheck_hf.inputs import GRID_KEYS, PIXEL_KEYS, read_input
 from raincheck_hf.models import adapter_for
 from raincheck_hf.report import RaincheckReport, TurnClock
 from raincheck_hf.turn import StepHook, Turn
+from raincheck_hf.wrapped import unwrapped
 
 _CONFIG = "_raincheck_config"
 
@@ -45,7 +46,8 @@ def enable_raincheck(model: Any, config: RaincheckConfig | None = None) -> Any:
     """Let ``model.generate`` take ``raincheck=``; touches this instance only. Idempotent.
 
     Args:
-        model: A supported vision-language model.
+        model: A supported vision-language model, or a PEFT or compiled wrapper of one, whose inner
+            model is enabled.
         config: What ``raincheck=True`` means on this model; None keeps what it meant before.
 
     Returns:
@@ -56,15 +58,16 @@ def enable_raincheck(model: Any, config: RaincheckConfig | None = None) -> Any:
         TypeError: ``config`` is not a RaincheckConfig.
     """
     check_transformers()
-    adapter_for(model)
+    inner = unwrapped(model)
+    adapter_for(inner)
     if config is not None and not isinstance(config, RaincheckConfig):
         raise TypeError(f"config must be a RaincheckConfig; got {type(config).__name__}")
-    if config is not None or _CONFIG not in model.__dict__:
-        model.__dict__[_CONFIG] = config or RaincheckConfig()
-    if not isinstance(model, RaincheckGenerationMixin):
-        bind(model, "generate", _generate_bound)
-        bind(model, "forward", _forward_bound)
-    _bind_recurrent(model)
+    if config is not None or _CONFIG not in inner.__dict__:
+        inner.__dict__[_CONFIG] = config or RaincheckConfig()
+    if not isinstance(inner, RaincheckGenerationMixin):
+        bind(inner, "generate", _generate_bound)
+        bind(inner, "forward", _forward_bound)
+    _bind_recurrent(inner)
     return model
 
 
@@ -77,14 +80,15 @@ def disable_raincheck(model: Any) -> Any:
     Raises:
         RuntimeError: Someone wrapped the model's forward after it was enabled.
     """
-    if _CONFIG not in model.__dict__:
+    inner = unwrapped(model)
+    if _CONFIG not in inner.__dict__:
         return model
-    mixers = list(adapter_for(model).recurrent_modules(model).values())
-    for module in (*mixers, model):
+    mixers = list(adapter_for(inner).recurrent_modules(inner).values())
+    for module in (*mixers, inner):
         unbind(module, "forward")
-    unbind(model, "generate")
+    unbind(inner, "generate")
     for attribute in (_CONFIG, "raincheck_report"):
-        model.__dict__.pop(attribute, None)
+        inner.__dict__.pop(attribute, None)
     return model
 
 
@@ -147,8 +151,14 @@ def _forward(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             "a RaincheckCache works inside model.generate(..., raincheck=...) only; "
             "for a plain forward pass use a DynamicCache"
         )
-    logits = cache.turn.forward(kwargs["input_ids"])
+    logits = _pass(cache.turn, kwargs["input_ids"])
     return CausalLMOutputWithPast(logits=logits, cache=cache)
+
+
+@torch.compiler.disable
+def _pass(turn: Turn, ids: torch.Tensor) -> torch.Tensor:
+    """Not traced in a compiled model: no two passes have one shape. Compiled layers stay so."""
+    return turn.forward(ids)
 
 
 def _generate(
@@ -184,7 +194,7 @@ def _run_turn(
     )
     checks.check_generation_config(settings)
     model._validate_model_kwargs({k: v for k, v in unused.items() if k not in _TAKEN})  # typos
-    executor = choose_executor(config.executor)
+    executor = choose_executor(config.executor, model)
     passed = checks.take_cache(_one_of(call, "cache", "past_key_values"), model)
     cache = RaincheckCache(model) if passed is None else passed
     _bind_recurrent(model)

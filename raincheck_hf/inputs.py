@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ TEXT, IMAGE, VIDEO = 0, 1, 2
 KINDS = {IMAGE: "image", VIDEO: "video"}
 PIXEL_KEYS = {"image": "pixel_values", "video": "pixel_values_videos"}
 GRID_KEYS = {"image": "image_grid_thw", "video": "video_grid_thw"}
+SECONDS_KEY = "second_per_grid_ts"
 
 
 class TokenIds(Protocol):
@@ -31,11 +33,13 @@ class Item:
         grid: (t, h, w) in patches.
         checksum: int64 scalar over its exact pixel values, on their device: nothing waits for it
             until an old picture is passed again.
+        seconds: Between a video's temporal patches, where positions tell time (Qwen2.5-VL).
     """
 
     kind: str
     grid: tuple[int, int, int]
     checksum: Tensor
+    seconds: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,11 @@ class NewInput:
     types: Tensor
     items: tuple[Item, ...]
     pixels: dict[str, tuple[Tensor, Tensor]]
+
+    @property
+    def seconds(self) -> list[float]:
+        """Seconds between temporal patches of each new video."""
+        return [item.seconds for item in self.items if item.kind == "video"]
 
 
 class History(Protocol):
@@ -85,6 +94,7 @@ def read_input(
     last_token: int | None,
     tokens: TokenIds,
     merge: int,
+    frames_apart: bool = True,
 ) -> NewInput:
     """Split a call's input into what the cache holds and what is new.
 
@@ -94,11 +104,13 @@ def read_input(
             the last generated one.
         attention_mask: [1, n] without zeros, or None.
         media: ``pixel_values``, ``image_grid_thw``, ``pixel_values_videos``, ``video_grid_thw``,
-            each a tensor or absent; of the whole conversation, or of the new items alone.
+            each a tensor or absent, and ``second_per_grid_ts``, one number a video; of the whole
+            conversation, or of the new items alone.
         history: What the cache holds.
         last_token: The last generated token, not consumed yet, if known.
         tokens: The config's special token ids.
         merge: Patches along a side that the vision tower merges into one token.
+        frames_apart: Whether a video is one run of placeholders a frame, not one in all.
 
     Raises:
         ValueError: The input parts from the conversation before the last answer, holds nothing
@@ -112,18 +124,17 @@ def read_input(
     )
     runs = _runs(types)
     given = {kind: _media_of(kind, media) for kind in KINDS.values()}
-    wanted = {
-        kind: _items_in(runs, code, given[kind], history, merge) for code, kind in KINDS.items()
-    }
+    apart = {"image": False, "video": frames_apart}
+    wanted = {kind: _items_in(runs, code, given[kind], apart[kind]) for code, kind in KINDS.items()}
     pixels: dict[str, tuple[Tensor, Tensor]] = {}
     items: dict[str, list[Item]] = {}
     for kind, (count, frames) in wanted.items():
         fresh = _new_media(kind, given[kind], count, history)
         if fresh is not None:
-            _check_runs(kind, frames, fresh[1], merge)
-            pixels[kind] = fresh
-        items[kind] = _describe(kind, *fresh) if fresh is not None else []
-    ordered = _source_order(runs, items)
+            _check_runs(kind, frames, fresh.grid, merge, apart[kind])
+            pixels[kind] = (fresh.pixels, fresh.grid)
+        items[kind] = _describe(kind, fresh) if fresh is not None else []
+    ordered = _source_order(runs, items, frames_apart)
     return NewInput(ids, offset, whole, rollback, types, ordered, pixels)
 
 
@@ -184,8 +195,22 @@ def _runs(types: Tensor) -> list[tuple[int, int]]:
     return list(zip(values.tolist(), counts.tolist(), strict=True))
 
 
-def _media_of(kind: str, media: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
-    """Pixels and grid of one kind, checked against each other; None where there are none."""
+class _Media(NamedTuple):
+    """Items of one kind as passed: pixels [patches, c], grid [items, 3], seconds of each item."""
+
+    pixels: Tensor
+    grid: Tensor
+    seconds: list[float]
+
+    def cut(self, at: int) -> tuple[_Media, _Media]:
+        """The first ``at`` items, and the others."""
+        rows = int(self.grid[:at].prod(-1).sum())
+        first = _Media(self.pixels[:rows], self.grid[:at], self.seconds[:at])
+        return first, _Media(self.pixels[rows:], self.grid[at:], self.seconds[at:])
+
+
+def _media_of(kind: str, media: dict[str, Any]) -> _Media | None:
+    """What was passed of one kind, checked against each other; None where nothing was."""
     pixel_key, grid_key = PIXEL_KEYS[kind], GRID_KEYS[kind]
     pixels, grid = media.get(pixel_key), media.get(grid_key)
     if pixels is None:
@@ -203,7 +228,22 @@ def _media_of(kind: str, media: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
         raise ValueError(
             f"{grid_key} counts {patches} patches, but {pixel_key} is {list(pixels.shape)}"
         )
-    return pixels, grid
+    seconds = media.get(SECONDS_KEY) if kind == "video" else None
+    return _Media(pixels, grid, _seconds(seconds, len(grid)))
+
+
+def _seconds(passed: Any, items: int) -> list[float]:
+    """One number an item; 1 where the call has none, as in stock."""
+    if passed is None:
+        return [1.0] * items
+    values = passed.tolist() if hasattr(passed, "tolist") else passed
+    if not isinstance(values, list | tuple) or not all(isinstance(x, int | float) for x in values):
+        raise TypeError(f"{SECONDS_KEY} must be one number a video; got {_kind_of(passed)}")
+    if len(values) != items or not all(0 < x < math.inf for x in values):
+        raise ValueError(
+            f"{SECONDS_KEY} must be one positive number for each of {items} video(s); got {values}"
+        )
+    return list(values)
 
 
 def _kind_of(value: Any) -> str:
@@ -211,19 +251,15 @@ def _kind_of(value: Any) -> str:
 
 
 def _items_in(
-    runs: Sequence[tuple[int, int]],
-    code: int,
-    given: tuple[Tensor, Tensor] | None,
-    history: History,
-    merge: int,
+    runs: Sequence[tuple[int, int]], code: int, given: _Media | None, apart: bool
 ) -> tuple[int, list[int]]:
     """How many items of a kind the new tokens hold, and the lengths of their runs.
 
-    An image is one run of placeholders, a video one run a frame, so that counting videos needs
+    An image is one run of placeholders. Where a video is one run a frame, counting videos needs
     the grids: those of the new videos are the last ones given.
     """
     frames = [length for kind, length in runs if kind == code]
-    if code == IMAGE or not frames:
+    if not apart or not frames:
         return len(frames), frames
     if given is None:
         raise ValueError(
@@ -231,7 +267,7 @@ def _items_in(
             f"{PIXEL_KEYS['video']} is missing; pass it with {GRID_KEYS['video']}"
         )
     left, count = len(frames), 0
-    for t in reversed(given[1][:, 0].tolist()):
+    for t in reversed(given.grid[:, 0].tolist()):
         if left <= 0:
             break
         left -= t
@@ -239,10 +275,8 @@ def _items_in(
     return count, frames
 
 
-def _new_media(
-    kind: str, given: tuple[Tensor, Tensor] | None, count: int, history: History
-) -> tuple[Tensor, Tensor] | None:
-    """Pixels and grid of the ``count`` new items; old ones that came along are recognised."""
+def _new_media(kind: str, given: _Media | None, count: int, history: History) -> _Media | None:
+    """The ``count`` new items; old ones that came along are recognised."""
     known = [item for item in history.items if item.kind == kind]
     if given is None:
         if count:
@@ -251,24 +285,23 @@ def _new_media(
                 f"is missing; pass it with {GRID_KEYS[kind]}"
             )
         return None
-    pixels, grid = given
-    if len(grid) not in (count, count + len(known)):
+    passed = len(given.grid)
+    if passed not in (count, count + len(known)):
         raise ValueError(
-            f"{GRID_KEYS[kind]} describes {len(grid)} {kind}(s), but input_ids hold placeholders "
+            f"{GRID_KEYS[kind]} describes {passed} {kind}(s), but input_ids hold placeholders "
             f"of {count} new one(s) beside {len(known)} in the cache"
         )
-    if len(grid) > count:
-        sizes = grid.prod(-1).tolist()
-        old = sum(sizes[: len(known)])
-        _check_known(kind, known, _describe(kind, pixels[:old], grid[: len(known)]))
-        pixels, grid = pixels[old:], grid[len(known) :]
-    return (pixels, grid) if count else None
+    if passed > count:
+        old, given = given.cut(len(known))
+        _check_known(kind, known, _describe(kind, old))
+    return given if count else None
 
 
 def _check_known(kind: str, known: Sequence[Item], passed: Sequence[Item]) -> None:
     for index, (old, new) in enumerate(zip(known, passed, strict=True)):
-        if old.grid != new.grid or int(old.checksum) != int(new.checksum):
-            what = "size" if old.grid != new.grid else "pixels"
+        same = int(old.checksum) == int(new.checksum)
+        if old.grid != new.grid or not same or old.seconds != new.seconds:
+            what = "size" if old.grid != new.grid else SECONDS_KEY if same else "pixels"
             raise ValueError(
                 f"{kind} {index} of the conversation is not the one in the cache (other {what}): "
                 "the same tokens with another picture. Pass the same pictures, leave the old "
@@ -276,12 +309,12 @@ def _check_known(kind: str, known: Sequence[Item], passed: Sequence[Item]) -> No
             )
 
 
-def _check_runs(kind: str, frames: Sequence[int], grid: Tensor, merge: int) -> None:
+def _check_runs(kind: str, frames: Sequence[int], grid: Tensor, merge: int, apart: bool) -> None:
     """Placeholders against features, item by item."""
     expected = []
     for t, h, w in grid.tolist():
         tokens = h * w // merge**2
-        expected += [t * tokens] if kind == "image" else [tokens] * t
+        expected += [tokens] * t if apart else [t * tokens]
     if list(frames) != expected:
         raise ValueError(
             f"{kind} placeholders and features do not match: input_ids hold runs of "
@@ -289,11 +322,12 @@ def _check_runs(kind: str, frames: Sequence[int], grid: Tensor, merge: int) -> N
         )
 
 
-def _describe(kind: str, pixels: Tensor, grid: Tensor) -> list[Item]:
+def _describe(kind: str, media: _Media) -> list[Item]:
     """Items with their checksums."""
-    grids = [(int(t), int(h), int(w)) for t, h, w in grid.tolist()]
-    parts = pixels.split([t * h * w for t, h, w in grids])
-    return [Item(kind, grid, _checksum(part)) for grid, part in zip(grids, parts, strict=True)]
+    grids = [(int(t), int(h), int(w)) for t, h, w in media.grid.tolist()]
+    parts = media.pixels.split([t * h * w for t, h, w in grids])
+    known = zip(grids, map(_checksum, parts), media.seconds, strict=True)
+    return [Item(kind, grid, checksum, seconds) for grid, checksum, seconds in known]
 
 
 def _checksum(pixels: Tensor) -> Tensor:
@@ -310,7 +344,7 @@ def _checksum(pixels: Tensor) -> Tensor:
 
 
 def _source_order(
-    runs: Sequence[tuple[int, int]], items: dict[str, list[Item]]
+    runs: Sequence[tuple[int, int]], items: dict[str, list[Item]], frames_apart: bool
 ) -> tuple[Item, ...]:
     """New items in the order in which their placeholders come."""
     waiting = {kind: list(found) for kind, found in items.items()}
@@ -323,7 +357,7 @@ def _source_order(
             frames_left -= 1
             continue
         item = waiting[KINDS[code]].pop(0)
-        frames_left = item.grid[0] - 1 if code == VIDEO else 0
+        frames_left = item.grid[0] - 1 if code == VIDEO and frames_apart else 0
         ordered.append(item)
     return tuple(ordered)
 

@@ -7,14 +7,16 @@ pass that raises leaves the conversation as it was (rule 13).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from raincheck_hf.buffers import Rows
+from raincheck_hf.buffers import DeferredRows, Rows, Span
+from raincheck_hf.config import RaincheckConfig
 from raincheck_hf.conversation import Conversation
-from raincheck_hf.executor import Executor, Pass, PassResult
+from raincheck_hf.executor import Executor, Pass, PassResult, Token
 from raincheck_hf.regions import Group
 from raincheck_hf.report import RaincheckReport
 from raincheck_hf.turnstile import turnstile
@@ -31,6 +33,7 @@ def prefill(
     after: Conversation,
     report: RaincheckReport,
     reserve: int,
+    rest: Callable[[], DeferredRows],
 ) -> Tensor:
     """Prefill P in source order; the last row gives y1 (rule 3).
 
@@ -42,12 +45,15 @@ def prefill(
         after: What the conversation becomes, but for its recurrent states.
         report: The new turn's report.
         reserve: Slots to allocate at least.
+        rest: Makes D's rows. Called when the pass is under way, so that they do not hold it up;
+            what it raises, the pass does.
 
     Returns:
         Logits [1, vocabulary].
     """
     work = Pass(
-        rows=initial,
+        spans=(Span(initial, 0, len(initial)),),
+        token=None,
         groups=(after.regions.initial_group(),),
         recurrent=after.recurrent,
         opening=True,
@@ -62,17 +68,19 @@ def prefill(
     )
     try:
         result = _run(cache, executor, work)
+        deferred = rest()
     except BaseException:
         for i, (keys, values) in dropped.items():
             cache.buffers[i].write(start, keys, values, reserve=stop)
         raise
-    cache.open_turn(before, after.after(result.recurrent), report)
+    opened = replace(after.after(result.recurrent), deferred=deferred)
+    cache.open_turn(before, opened, report)
     assert result.logits is not None
     return result.logits
 
 
 def decode(
-    cache: RaincheckCache, executor: Executor, token: Tensor, chunk: int, fuse: bool
+    cache: RaincheckCache, executor: Executor, token: Tensor, chunk: int, config: RaincheckConfig
 ) -> Tensor:
     """Consume one generated token, restoring ``chunk`` deferred tokens in the same pass.
 
@@ -83,34 +91,30 @@ def decode(
         executor: What runs the pass.
         token: int64 [1].
         chunk: Deferred tokens to restore, 0 or more.
-        fuse: Whether chunk and token share one pass.
+        config: Whether chunk and token share one pass, and how large chunks are.
 
     Returns:
         Logits [1, vocabulary] of the token's row.
     """
-    if chunk and not fuse:
-        logits = decode(cache, executor, token, 0, fuse=True)
+    if chunk and not config.fuse:
+        logits = decode(cache, executor, token, 0, config)
         restore(cache, executor, chunk)
         return logits
     now = cache.conversation
-    embeds = cache.adapter.embed(cache.model, token)
-    rows = Rows(
-        embeds=embeds,
-        positions=(now.answer_position + now.regions.answer)[:, None].to(embeds.device),
-        visual=torch.zeros(1, dtype=torch.bool, device=embeds.device),
-    )
     groups: tuple[Group, ...] = (now.regions.decode_group(),)
     if chunk:
-        rows = Rows.cat([now.deferred.peek(chunk), rows])
         groups = (now.regions.chunk_group(chunk), *groups)
-    result = _attempt(
-        cache,
-        executor,
-        Pass(rows, groups, now.recurrent, record=now.regions.pending > 0),
-        smallest=chunk == 0,
+    work = Pass(
+        spans=now.deferred.peek(chunk),
+        token=Token(token, now.answer_position + now.regions.answer),
+        groups=groups,
+        recurrent=now.recurrent,
+        record=now.regions.pending > 0,
+        chunk_size=config.chunk_size,
     )
+    result = _attempt(cache, executor, work, smallest=chunk == 0)
     if result is None:
-        return decode(cache, executor, token, chunk // 2, fuse)
+        return decode(cache, executor, token, chunk // 2, config)
     cache.publish(now.after(result.recurrent, restored=chunk, token=token))
     assert result.logits is not None
     return result.logits
@@ -138,9 +142,10 @@ def restore(
         cache,
         executor,
         Pass(
-            now.deferred.peek(chunk),
-            (now.regions.chunk_group(chunk),),
-            now.recurrent,
+            spans=now.deferred.peek(chunk),
+            token=None,
+            groups=(now.regions.chunk_group(chunk),),
+            recurrent=now.recurrent,
             wants_logits=False,
         ),
         smallest=chunk == 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,13 +32,15 @@ class _Staged:
 
     Attributes:
         initial: Rows of P.
-        deferred: Rows of D, in the order of restoration.
+        pending: How many rows D has.
+        rest: Makes D's rows, in the order of restoration, and completes the report.
         next_position: M-RoPE position behind the input.
         answer_position: int64 [3] on the CPU, of y1.
     """
 
     initial: Rows
-    deferred: DeferredRows
+    pending: int
+    rest: Callable[[], DeferredRows]
     next_position: int
     answer_position: Tensor
 
@@ -102,7 +105,7 @@ class Turn:
             return self._prefill()[None]
         chunk, self._armed = self._armed, 0
         pending = self._cache.pending
-        logits = passes.decode(self._cache, self._executor, ids[0], chunk, self._config.fuse)
+        logits = passes.decode(self._cache, self._executor, ids[0], chunk, self._config)
         # What rode, which is less than was armed where memory ran short.
         self.report.restored_per_step.append(pending - self._cache.pending)
         return logits[None]
@@ -132,9 +135,8 @@ class Turn:
         if new.rollback:
             before = before.without_answer()
         after = Conversation(
-            regions=before.regions.next_turn(len(staged.initial), len(staged.deferred)),
+            regions=before.regions.next_turn(len(staged.initial), staged.pending),
             recurrent=before.recurrent,
-            deferred=staged.deferred,
             prompt_ids=torch.cat([before.consumed_ids, new.ids]),
             items=(*before.items, *new.items),
             next_position=staged.next_position,
@@ -149,92 +151,119 @@ class Turn:
             after,
             self.report,
             reserve=after.regions.end + self._reserve,
+            rest=staged.rest,
         )
         self._clock.stop("prefill_ms")
         self._staged = None
         return logits
 
     def _stage(self) -> _Staged:
-        """P and D of the new input."""
+        """P and D of the new input. A GPU is not waited for: its queue goes on to the prefill."""
         history = self._history.without_answer() if self._new.rollback else self._history
-        rows = self._embed(history.position)
-        kept = self._kept.to(rows.embeds.device)
-        index = torch.arange(len(rows), device=kept.device)
-        order = index[~kept]
-        if self._config.order == "relevance":
-            best_first = torch.sort(self._scores[order], descending=True, stable=True).indices
-            order = order[best_first]
-        self._describe(kept, order)
-        # Hard pruning drops D: no slots, no rows, though its tokens still count in the ids.
-        waiting = order[:0] if self._config.drops else order
+        new = self._new
+        grids = {kind: grid.cpu() for kind, (_, grid) in new.pixels.items()}
+        adapter, model = self._cache.adapter, self._cache.model
+        positions = adapter.positions(model, new.ids, new.types, grids, history.position).cpu()
+        rows = self._embed(positions, grids)
+        count = self._count if self._count is not None else int(self._kept.sum())
+        # What is kept, then what is not, both in source order.
+        order = torch.argsort(~self._kept, stable=True)
+        waiting = len(rows) - count
+        text = int((new.types == 0).sum())
+
+        def rest() -> DeferredRows:
+            if self._selection is not None:
+                self._selection.check()
+            later = order[count:]
+            if self._config.order == "relevance":
+                best = torch.sort(self._scores[later], descending=True, stable=True).indices
+                later = later[best]
+            self._describe(later)
+            # Hard pruning drops D: no slots, no rows, though its tokens still count in the ids.
+            return DeferredRows.of(rows, later[:0] if self._config.drops else later)
+
         return _Staged(
-            initial=rows.pick(index[kept]),
-            deferred=DeferredRows.of(rows, waiting),
-            next_position=int(rows.positions.max()) + 1,
-            answer_position=rows.positions[:, -1].cpu() + 1,
+            initial=rows.pick(order[:count], multimodal=count - text),
+            pending=0 if self._config.drops else waiting,
+            rest=rest,
+            next_position=int(positions.max()) + 1,
+            answer_position=positions[:, -1] + 1,
         )
 
-    def _embed(self, start: int) -> Rows:
-        """Merged embeddings of the whole new input, and which rows the initial prefill keeps."""
+    def _embed(self, positions: Tensor, grids: dict[str, Tensor]) -> Rows:
+        """Merged embeddings of the whole new input, and which rows the initial prefill keeps.
+
+        Sets ``_kept`` and ``_scores``, and ``_count``, how many are kept, if that is known here.
+        """
         cache, new = self._cache, self._new
-        adapter, model = cache.adapter, cache.model
-        embeds = adapter.embed(model, new.ids)
+        self._selection: Selection | None = None
+        embeds = cache.adapter.embed(cache.model, new.ids)
         device = embeds.device
-        grids = {kind: grid.cpu() for kind, (_, grid) in new.pixels.items()}
-        positions = adapter.positions(model, new.ids, new.types, grids, start).to(device)
-        visual = (new.types != 0).to(device)
+        # All that crosses to the device does so before the tower fills its queue.
+        visual = (new.types != 0).nonzero().flatten().to(device)
+        there = positions.to(device)
         self._kept = torch.ones(len(embeds), dtype=torch.bool, device=device)
         self._scores = torch.zeros(len(embeds), device=device)
+        self._count: int | None = len(embeds)
         if not new.items:
-            return Rows(embeds, positions, visual)
-        seen = self._encode()
-        selection = self._select(seen, embeds)
+            return Rows(embeds, there, visual)
+        query = self._query(embeds)
+        seen = self._encode(grids)
+        selection = self._select(seen, query)
+        self._selection = selection
         self._kept[visual] = selection.mask.to(device)
-        self._kept[-1] = True  # rule 3: the last row gives y1
+        self._kept[-1:] = True  # rule 3: the last row gives y1
         self._scores[visual] = selection.scores.to(device)
-        embeds = embeds.clone()
-        embeds[visual] = seen.embeds.to(device, embeds.dtype)
-        return Rows(embeds, positions, visual, tuple(layer.to(device) for layer in seen.deepstack))
+        known = selection.count is not None and int(new.types[-1]) == 0
+        self._count = len(embeds) - len(visual) + (selection.count or 0) if known else None
+        embeds = embeds.index_copy(0, visual, seen.embeds.to(device, embeds.dtype))
+        return Rows(embeds, there, visual, tuple(layer.to(device) for layer in seen.deepstack))
 
-    def _encode(self) -> vision.VisionOutput:
+    def _query(self, embeds: Tensor) -> Tensor:
+        """[m, d], embeddings of the current turn's text."""
+        new, model = self._new, self._cache.model
+        special = self._cache.adapter.special_ids(model)
+        mask = query_mask(new.ids, new.types, end_ids(model), special)
+        return embeds[mask.nonzero().flatten().to(embeds.device)]
+
+    def _encode(self, grids: dict[str, Tensor]) -> vision.VisionOutput:
         """The vision tower, once over each new image and video (rule 1)."""
         self._clock.start("vision_ms")
         model = self._cache.model
-        device = model.device
         outputs = [
-            vision.encode(model, _to(device, pixels), _to(device, grid), kind)  # type: ignore[arg-type]
-            for kind, (pixels, grid) in self._new.pixels.items()
+            self._executor.encode(model, _to(model.device, pixels), grids[kind], kind)  # type: ignore[arg-type]
+            for kind, (pixels, _) in self._new.pixels.items()
         ]
         seen = vision.in_source_order(outputs, [item.kind for item in self._new.items])  # type: ignore[misc]
         self._clock.stop("vision_ms")
         return seen
 
-    def _select(self, seen: vision.VisionOutput, embeds: Tensor) -> Selection:
+    def _select(self, seen: vision.VisionOutput, query: Tensor) -> Selection:
         self._clock.start("select_ms")
-        model, new = self._cache.model, self._new
-        query = query_mask(
-            new.ids, new.types, end_ids(model), self._cache.adapter.special_ids(model)
-        )
+        config = self._config
         context = SelectionContext(
             seen.embeds,
             seen.grid,
             seen.kind,
-            query=embeds[query.to(embeds.device)],
+            query=query,
             features=lambda: seen.features,
             attention=lambda: seen.attention,
-            seed=self._config.seed,
+            seed=config.seed,
         )
-        config = self._config
-        selection = select(context, config.selector, config.retention, config.retention_scope)
+        selection = select(
+            context, config.selector, config.retention, config.retention_scope, wait=False
+        )
         seen.release()
         self._clock.stop("select_ms")
         return selection
 
-    def _describe(self, kept: Tensor, order: Tensor) -> None:
+    def _describe(self, later: Tensor) -> None:
+        """Complete the report; waits for the selection."""
+        kept, order = self._kept.cpu(), later.cpu()
         visual = self._new.types != 0
         report, offset = self.report, self._new.offset
-        report.selected = (kept.cpu() & visual).nonzero().flatten() + offset
-        report.deferred = order.cpu() + offset
+        report.selected = (kept & visual).nonzero().flatten() + offset
+        report.deferred = order + offset
         report.n_visual = int(visual.sum())
         report.n_selected = len(report.selected)
         report.n_deferred = len(report.deferred)

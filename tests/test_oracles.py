@@ -362,8 +362,8 @@ def test_o7_deferred_embeddings_never_reach_hard_and_reach_the_second_turn(
 
     plain = Turn_._embed
 
-    def disturbed(self: Any, start: int) -> Any:
-        rows = plain(self, start)
+    def disturbed(self: Any, *args: Any) -> Any:
+        rows = plain(self, *args)
         dropped = ~self._kept
         embeds = rows.embeds + dropped[:, None] * torch.randn_like(rows.embeds)
         of_visual = dropped[rows.visual][:, None]

@@ -39,10 +39,12 @@ class Answered:
     Attributes:
         said: The answer's text, special tokens left out.
         report: The turn's report.
+        tokens: How many tokens were generated, an end token included.
     """
 
     said: str
     report: RaincheckReport
+    tokens: int
 
 
 class Script:
@@ -97,7 +99,7 @@ class Script:
                 )
                 new = out.sequences[0, inputs["input_ids"].shape[1] :]
                 said = self._tokenizer.decode(new, skip_special_tokens=True)
-                answers.append(Answered(said, out.raincheck))
+                answers.append(Answered(said, out.raincheck, len(new)))
                 if turn + 1 < len(self.asked):
                     ids = _joined(out.sequences, self._follow_ups[turn])
                     inputs = {"input_ids": ids, "cache": out.cache}

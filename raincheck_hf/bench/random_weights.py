@@ -40,6 +40,14 @@ _SMALL = {
     "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4,
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 512,
 }  # fmt: skip
+_SMALL_QWEN3_5 = {
+    **_SMALL, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e7, "mrope_section": [4, 2, 2],
+        "mrope_interleaved": True, "partial_rotary_factor": 0.25,
+    },
+}  # fmt: skip
 _SMALL_VISION = {
     **_VISION, "depth": 4, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2,
     "out_hidden_size": 128, "deepstack_visual_indexes": [0, 1],
@@ -49,6 +57,17 @@ _PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen3_vl_8b": (_QWEN3_VL_8B, {**_VISION, "deepstack_visual_indexes": [8, 16, 24]}),
     "qwen3_5_9b": (_QWEN3_5_9B, _VISION),
     "qwen3_vl_small": (_SMALL, _SMALL_VISION),
+    "qwen3_5_small": (
+        _SMALL_QWEN3_5,
+        {
+            **_VISION,
+            "depth": 4,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_heads": 2,
+            "out_hidden_size": 128,
+        },
+    ),
 }
 
 SIZES = tuple(_PARTS)

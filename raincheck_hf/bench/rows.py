@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,13 @@ KEY = (
 """Fields that say what was measured; two rows that agree in them are the same measurement."""
 
 
-def key_of(row: Mapping[str, Any]) -> str:
-    """A row's identity."""
-    return json.dumps([row[field] for field in KEY])
+def key_of(row: Mapping[str, Any], fields: Sequence[str] = KEY) -> str:
+    """A row's identity.
+
+    Raises:
+        KeyError: It lacks one of the fields.
+    """
+    return json.dumps([row[field] for field in fields])
 
 
 class RowFile:
@@ -26,20 +30,24 @@ class RowFile:
 
     Args:
         path: The file; it and its folder may be missing.
+        fields: Those that tell one of its rows from another.
 
     Attributes:
         unreadable: Lines that are no rows, such as one cut short when a run was stopped.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, fields: Sequence[str] = KEY) -> None:
         self.path = path
+        self.fields = tuple(fields)
         self.unreadable = 0
         self._rows: dict[str, Row] = {}
         self._whole_lines = True
         if path.exists():
-            text = path.read_text(encoding="utf-8")
+            # A run that is stopped may leave half a character behind.
+            text = path.read_text(encoding="utf-8", errors="replace")
             self._whole_lines = not text or text.endswith("\n")
-            for line in text.splitlines():
+            # Not splitlines(): an answer may hold U+2028 and the like as they are.
+            for line in filter(str.strip, text.split("\n")):
                 self._take(line)
 
     def __len__(self) -> int:
@@ -48,13 +56,16 @@ class RowFile:
     def __contains__(self, key: str) -> bool:
         return key in self._rows
 
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows.values())
+
     def rows(self, keys: Iterable[str]) -> list[Row]:
         """The rows of these keys, in their order, as far as they are there."""
         return [self._rows[key] for key in keys if key in self._rows]
 
     def append(self, rows: Iterable[Row]) -> None:
         """Write rows that are new, at the end."""
-        fresh = {key_of(row): row for row in rows}
+        fresh = {key_of(row, self.fields): row for row in rows}
         fresh = {key: row for key, row in fresh.items() if key not in self._rows}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
@@ -68,6 +79,6 @@ class RowFile:
     def _take(self, line: str) -> None:
         try:
             row = json.loads(line)
-            self._rows.setdefault(key_of(row), row)
+            self._rows.setdefault(key_of(row, self.fields), row)
         except (ValueError, KeyError, TypeError):
             self.unreadable += 1

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from raincheck_hf.bench import checkpoints
-from raincheck_hf.bench.ways import WAYS
+from raincheck_hf.bench.ways import RECURRENT_ONLY, WAYS, config_of
 from raincheck_hf.config import RaincheckConfig
 from raincheck_hf.selection import get_selector
 
 Size = tuple[int, int]
+Label = dict[str, Any]
+
+SELECTORS = (
+    "mmtok", "cdpruner", "divprune", "saliency", "vispruner", "scope", "uniform", "random",
+)  # fmt: skip
+"""Those for pictures. (On a picture the methods for video, `evs` and `vidcom2`, are `uniform`.)"""
 
 
 @dataclass(frozen=True)
@@ -33,10 +39,15 @@ class Task:
     turns: int
     ways: tuple[str, ...]
 
+    @property
+    def first_answer(self) -> int:
+        """Digits of the first answer, which is what a conversation costs."""
+        return self.size[0] * self.size[1] if self.name == "reading" else 1
+
 
 @dataclass(frozen=True)
 class Job:
-    """One board on one model: a unit of work that a process takes.
+    """One board on one model.
 
     Attributes:
         task: The task.
@@ -49,6 +60,29 @@ class Job:
     board: int
 
 
+class Measurement(Protocol):
+    """What is needed to measure rows.
+
+    Attributes:
+        seed: Fixes boards, questions and draws.
+        device: Where to run.
+        dtype: Of the parameters.
+    """
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+
+    def jobs(self) -> Iterable[Job]:
+        """All boards on all models."""
+
+    def labels(self, job: Job) -> list[Label]:
+        """The rows of a job, as far as they are known beforehand: the fields of `rows.KEY`."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """A quality measurement.
@@ -59,7 +93,8 @@ class Settings:
         boards: Boards for questions about single cells.
         turns: Such questions a board, one a turn.
         size: Rows and columns of these boards.
-        reads: Boards read as a whole.
+        reads: Boards read as a whole in the first turn.
+        read_turns: Turns about these boards: the reading, then questions about cells.
         read_size: Rows and columns of those.
         retention: Fraction of visual tokens in the initial prefill.
         chunk_size: Deferred tokens a decode pass.
@@ -67,15 +102,16 @@ class Settings:
         seed: Fixes boards, questions and draws.
         device: Where to run.
         dtype: Of the parameters.
-        only: Ways to run beside `full`; empty for all of a task's.
+        only: Ways to run beside `full`; empty for those that a task has by itself.
     """
 
     models: tuple[str, ...] = ("qwen3_vl", "qwen3_5")
-    selectors: tuple[str, ...] = ("uniform", "random")
+    selectors: tuple[str, ...] = SELECTORS
     boards: int = 200
     turns: int = 4
     size: Size = (8, 8)
-    reads: int = 40
+    reads: int = 20
+    read_turns: int = 4
     read_size: Size = (12, 12)
     retention: float = 0.3
     chunk_size: int = 31
@@ -99,9 +135,8 @@ class Settings:
         if unknown := sorted(set(self.only) - set(WAYS)):
             raise ValueError(f"unknown way(s) {', '.join(unknown)}; known: {', '.join(WAYS)}")
         self.config("random", 0)
-        cells = self.size[0] * self.size[1]
-        if not 1 <= self.turns <= cells:
-            raise ValueError(f"turns must be 1 to {cells}, the cells of a board; got {self.turns}")
+        _check_turns("turns", self.turns, self.size[0] * self.size[1])
+        _check_turns("read_turns", self.read_turns, self.read_size[0] * self.read_size[1] + 1)
         for name in ("boards", "reads", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 or more; got {getattr(self, name)}")
@@ -109,14 +144,11 @@ class Settings:
     @cached_property
     def tasks(self) -> tuple[Task, ...]:
         """The tasks that have boards."""
+        ways = {"cells": ("hard", "raincheck"), "reading": ("hard", "raincheck", "post_answer")}
         every = (
-            Task("cells", self.boards, self.size, self.turns, ("hard", "raincheck", "uncorrected")),
+            Task("cells", self.boards, self.size, self.turns, self.only or ways["cells"]),
             Task(
-                "reading",
-                self.reads,
-                self.read_size,
-                1,
-                ("hard", "raincheck", "post_answer", "uncorrected"),
+                "reading", self.reads, self.read_size, self.read_turns, self.only or ways["reading"]
             ),
         )
         return tuple(task for task in every if task.boards)
@@ -128,11 +160,6 @@ class Settings:
     @cached_property
     def _recurrent(self) -> dict[str, bool]:
         return {model: checkpoints.is_recurrent(model) for model in self.models}
-
-    def ways(self, task: Task, model: str) -> tuple[str, ...]:
-        """The ways of a task that mean something on a model."""
-        ways = tuple(way for way in task.ways if not self.only or way in self.only)
-        return tuple(way for way in ways if way != "uncorrected" or self._recurrent[model])
 
     def config(self, selector: str, draw: int) -> RaincheckConfig:
         """What raincheck itself runs with; `lazy`, so that a last turn completes nothing."""
@@ -146,14 +173,26 @@ class Settings:
         )
 
     def jobs(self) -> Iterator[Job]:
-        """All units of work; models alternate, so that a run that is stopped has some of each."""
+        """All boards; models alternate, so that a run that is stopped has some of each."""
         for task in self.tasks:
             for board in range(task.boards):
                 for model in self.models:
                     yield Job(task, model, board)
 
-    def labels(self, job: Job) -> list[dict[str, Any]]:
-        """The rows of a job, as far as they are known beforehand: the fields of `rows.KEY`."""
+    def labels(self, job: Job) -> list[Label]:
+        """The full prefill, then every way with every selector."""
+        points = [
+            (way, self.config(selector, 0))
+            for selector in self.selectors
+            for way in ("full", *job.task.ways)
+        ]
+        return self.labels_of(job, points)
+
+    def labels_of(self, job: Job, points: Iterable[tuple[str, RaincheckConfig]]) -> list[Label]:
+        """Labels of ways, each with what raincheck itself runs with; none twice.
+
+        A way that means nothing on the job's model is left out.
+        """
         common = {
             "task": job.task.name,
             "model": job.model,
@@ -165,14 +204,46 @@ class Settings:
             "seed": self.seed,
             "board": job.board,
         }
-        pruned = {
-            "retention": self.retention,
-            "chunk_size": self.chunk_size,
-            "guard_tokens": self.guard_tokens,
-        }
-        full = {"retention": 1.0, "chunk_size": None, "guard_tokens": None, "selector": None}
-        labels = [{**common, **full, "way": "full"}]
-        for selector in self.selectors:
-            for way in self.ways(job.task, job.model):
-                labels.append({**common, **pruned, "selector": selector, "way": way})
+        labels = []
+        for way, base in points:
+            if way in RECURRENT_ONLY and not self._recurrent[job.model]:
+                continue
+            label = common | point_fields(way, base)
+            if label not in labels:
+                labels.append(label)
         return labels
+
+
+def point_fields(way: str, base: RaincheckConfig) -> Label:
+    """The fields of a label that say how a conversation is run; None where it does not matter.
+
+    Args:
+        way: A key of `WAYS`.
+        base: What raincheck itself runs with.
+    """
+    config = config_of(way, base)
+    whole, rides = config.retention == 1, config.defer == "decode"
+    return {
+        "retention": config.retention,
+        "chunk_size": config.chunk_size if rides and not whole else None,
+        "guard_tokens": config.guard_tokens if rides and not whole else None,
+        "selector": None if whole else config.selector,
+        "way": "full" if whole else way,
+    }
+
+
+def config_from(label: Mapping[str, Any], draw: int) -> RaincheckConfig:
+    """What `point_fields` was made from, as far as it matters.
+
+    Args:
+        label: Holds its fields.
+        draw: Seed for selectors that draw.
+    """
+    known = {name: label[name] for name in ("retention", "selector", "chunk_size", "guard_tokens")}
+    fields = {name: value for name, value in known.items() if value is not None}
+    return RaincheckConfig(**{"selector": "uniform", **fields}, completion="lazy", seed=draw)
+
+
+def _check_turns(name: str, turns: int, most: int) -> None:
+    if not 1 <= turns <= most:
+        raise ValueError(f"{name} must be 1 to {most} on a board of this size; got {turns}")

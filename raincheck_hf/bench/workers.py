@@ -6,35 +6,34 @@ import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache
-from typing import Any
 
 import torch
 
 from raincheck_hf.bench.checkpoints import load
 from raincheck_hf.bench.measure import measure
 from raincheck_hf.bench.rows import Row
-from raincheck_hf.bench.settings import Job, Settings
+from raincheck_hf.bench.settings import Job, Label, Measurement
 
-Work = tuple[Job, list[dict[str, Any]]]
+Work = tuple[Job, list[Label]]
 
 _loaded = cache(load)
 
 
-def run(settings: Settings, work: list[Work], processes: int) -> Iterator[list[Row]]:
+def run(measurement: Measurement, work: list[Work], processes: int) -> Iterator[list[Row]]:
     """Measure, and hand out each job's rows as soon as they are there.
 
     Args:
-        settings: Of the measurement.
+        measurement: What the rows belong to.
         work: Jobs, and which of their rows to measure.
         processes: With 1 everything runs in this one.
     """
     if processes <= 1 or len(work) <= 1:
         for item in work:
-            yield _one(settings, item)
+            yield _one(measurement, item)
         return
     context = multiprocessing.get_context("spawn")  # forked threads and CUDA do not get on
     with ProcessPoolExecutor(min(processes, len(work)), context, _prepare) as pool:
-        futures = [pool.submit(_one, settings, item) for item in work]
+        futures = [pool.submit(_one, measurement, item) for item in work]
         try:
             for future in as_completed(futures):
                 yield future.result()
@@ -55,7 +54,7 @@ def _prepare() -> None:
     hush()
 
 
-def _one(settings: Settings, work: Work) -> list[Row]:
+def _one(measurement: Measurement, work: Work) -> list[Row]:
     job, labels = work
-    model, processor = _loaded(job.model, settings.device, settings.dtype)
-    return measure(model, processor, settings, job, labels)
+    model, processor = _loaded(job.model, measurement.device, measurement.dtype)
+    return measure(model, processor, measurement, job, labels)

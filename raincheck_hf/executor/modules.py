@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache
 
 from raincheck_hf.buffers import KeyValueBuffer
 from raincheck_hf.executor.base import Pass, PassResult
-from raincheck_hf.models import Adapter, adapter_for
+from raincheck_hf.models import Adapter, adapter_for, vision
 from raincheck_hf.recurrent import Checkpoint, Factors, RecurrentState
 from raincheck_hf.regions import Group, last_slot, plain_causal
 
@@ -25,10 +25,17 @@ class ModulesExecutor:
         """See ``Executor.run``."""
         adapter = adapter_for(model)
         cache = PassCache(adapter, work, buffers)
-        device = work.rows.embeds.device
-        hidden = adapter.run_text(model, work.rows, visible_slots(work.groups, device), cache)
+        rows = work.rows(adapter, model)
+        device = rows.embeds.device
+        hidden = adapter.run_text(model, rows, visible_slots(work.groups, device), cache)
         logits = adapter.head(model, hidden[-1:]) if work.wants_logits else None
         return PassResult(logits, cache.recurrent)
+
+    def encode(
+        self, model: Any, pixel_values: Tensor, grid_thw: Tensor, kind: vision.Kind
+    ) -> vision.VisionOutput:
+        """See ``Executor.encode``."""
+        return vision.encode(model, pixel_values, grid_thw, kind)
 
 
 def visible_slots(groups: tuple[Group, ...], device: torch.device) -> Tensor | None:

@@ -14,6 +14,9 @@ from torch import Tensor
 
 _ROWS_AT_ONCE = 1024
 
+KEY_STEP = 2**12
+"""Residuals of `determinant`, below 2^53, are compared in steps of this size: keys of 41 bits."""
+
 
 def quanta(ceiling: float) -> float:
     """How gains are counted: in whole multiples of a power of two, about ceiling · 2^-41.
@@ -124,39 +127,71 @@ def to_others(distance: Tensor) -> Tensor:
 
 
 def determinant(
-    kernel: Tensor, budget: int, tolerance: float = 1e-5, floor: float = 1e-12
+    kernel: Tensor,
+    budget: int,
+    tolerance: float = 1e-5,
+    floor: float = 1e-12,
+    ceiling: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Maximise det(L_T) greedily, by one row of the Cholesky factor a pick (Chen et al. 2018).
 
     The residual of a token is the factor det(L_{T+j}) / det(L_T) that it would bring. Once it has
-    fallen below `tolerance` of its start, it is fp32 rounding, and the token lies in the span of
-    the picks: nothing tells such tokens apart, and the greedy ends when no other is left.
+    fallen below `tolerance` of its start, it is rounding, and the token lies in the span of the
+    picks: nothing tells such tokens apart, and the greedy ends when no other is left.
+
+    In fp32, residuals drift by 1e-5 and more over a thousand picks, near-ties fall either way, and
+    what follows a near-tie is another selection. So the factor holds whole numbers of 26 bits.
+    Their products stay below 2^53, where fp64 adds whole numbers exactly, in any order.
 
     Args:
         kernel: L fp32 [n, n], symmetric positive semidefinite.
         budget: k ≤ n.
         tolerance: smallest residual, relative to the diagonal, that still counts.
         floor: smallest residual that still counts, absolute.
+        ceiling: no entry of the diagonal is larger; None looks.
 
     Returns:
-        picks, k of them or as many as the rank of L allows, and the residual [n].
+        picks, k of them or as many as the rank of L allows, and the residual fp32 [n].
     """
-    residual = kernel.diagonal().clone()
-    smallest = (residual * tolerance).clamp_min(floor)
-    factor = kernel.new_zeros(budget, kernel.shape[0])
+    scale = square_quanta(diagonal_ceiling(kernel) if ceiling is None else ceiling)
+    residual, smallest = start_of(kernel, scale, tolerance, floor)
+    factor = torch.zeros(budget, len(kernel), dtype=torch.float64, device=kernel.device)
     taken = torch.zeros_like(residual, dtype=torch.bool)
     picks: list[int] = []
     for row in range(budget):
-        candidates = residual.masked_fill(taken | (residual <= smallest), -torch.inf)
+        closed = taken | (residual <= smallest)
+        candidates = (residual / KEY_STEP).floor().masked_fill(closed, -1)
         pick = int(candidates.argmax())
-        if candidates[pick] == -torch.inf:
+        if not candidates[pick] >= 0:
             break
         picks.append(pick)
         taken[pick] = True
         above = factor[:row]
-        factor[row] = (kernel[pick] - above[:, pick] @ above) / residual[pick].sqrt()
+        rest = (kernel[pick].double() * scale).trunc() - above[:, pick] @ above
+        factor[row] = (rest / (candidates[pick] * KEY_STEP).sqrt() + 0.5).floor()
         residual = residual - factor[row].square()
-    return torch.tensor(picks, dtype=torch.long, device=kernel.device), residual
+    return torch.tensor(picks, dtype=torch.long, device=kernel.device), (residual / scale).float()
+
+
+def square_quanta(ceiling: float) -> float:
+    """Quanta of a residual in 1, a power of two: at most 2^52 in the ceiling.
+
+    The factor's quantum is the square root of a residual's. By Cauchy and Schwarz no sum of
+    products of the factor, nor any part of one, exceeds the largest entry of the diagonal.
+    """
+    return math.ldexp(1.0, min(126, 52 - math.frexp(ceiling)[1]))
+
+
+def diagonal_ceiling(kernel: Tensor) -> float:
+    """The largest entry of the diagonal; reads a value back to the host."""
+    return max(1e-30, float(kernel.diagonal().nan_to_num(0, 0, 0).amax()))
+
+
+def start_of(kernel: Tensor, scale: float, tolerance: float, floor: float) -> tuple[Tensor, Tensor]:
+    """Residuals before the first pick, and the smallest that count: whole numbers, fp64 [n]."""
+    diagonal = kernel.diagonal().double()
+    smallest = ((diagonal * tolerance).clamp_min(floor) * scale).clamp_max(2**53)
+    return (diagonal * scale).trunc(), smallest.trunc()
 
 
 def thinned(similar: Tensor, keep: int, rounds: int) -> Tensor:

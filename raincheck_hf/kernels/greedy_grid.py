@@ -77,6 +77,51 @@ def best_of_grid(word, board, turn, BLOCKS: tl.constexpr, SEM: tl.constexpr):
     return best
 
 
+@triton.jit
+def leaders_of_grid(
+    first, second, board, turn, AHEAD: tl.constexpr, GROUPS: tl.constexpr, SLOTS: tl.constexpr
+):
+    """The best words of all groups that nothing unseen can beat; every block gets the same answer.
+
+    As `best_of_grid`, but a block has GROUPS groups of tokens, and writes the two best words of
+    each. A group's best that is above every group's second is above all that was not written,
+    too. Nothing is read afterwards that another block wrote, so that no order is asked for.
+
+    Args:
+        first: int64 [GROUPS], the best word of each group; -1 where nothing is open.
+        second: int64 [GROUPS], the next best.
+        board: int64 [2, 2, SLOTS], zero at the start of the kernel.
+        turn: int, counted from 0.
+        AHEAD: how many at most, a power of two, at most SLOTS.
+        SLOTS: GROUPS times the size of the grid.
+
+    Returns:
+        int64 [AHEAD], best first, -1 from where there are no more; at least one unless all are -1.
+    """
+    tag = 1 + (turn // 2) % 2
+    page = board + (turn % 2) * (2 * SLOTS)
+    own = page + tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
+    tl.debug_barrier()
+    tl.atomic_xchg(own, first * 4 + tag, sem="relaxed")
+    tl.atomic_xchg(own + SLOTS, second * 4 + tag, sem="relaxed")
+    slot = tl.arange(0, SLOTS)
+    firsts = tl.zeros([SLOTS], tl.int64)
+    seconds = tl.zeros([SLOTS], tl.int64)
+    waiting = True
+    while waiting:
+        firsts = tl.load(page + slot, volatile=True)
+        seconds = tl.load(page + SLOTS + slot, volatile=True)
+        late = ((firsts & 3) != tag) | ((seconds & 3) != tag)
+        waiting = tl.max(late.to(tl.int32), 0) > 0
+    firsts = firsts >> 2
+    firsts = tl.where(firsts > tl.max(seconds >> 2, 0), firsts, -1)
+    # Words differ, so that ranks do; those that are out share one that is never asked for.
+    rank = tl.sum((firsts[None, :] > firsts[:, None]).to(tl.int32), 1)
+    rank = tl.where(firsts >= 0, rank, AHEAD)
+    asked = rank[:, None] == tl.arange(0, AHEAD)[None, :]
+    return tl.max(tl.where(asked, firsts[:, None], -1), 0)
+
+
 @cache
 def _processors(index: int) -> int:
     return torch.cuda.get_device_properties(index).multi_processor_count
@@ -93,9 +138,9 @@ def grid_size(tokens: Tensor, n: int, least: int = 16) -> int:
     return 1 << (max(1, min(most, n // least)).bit_length() - 1)
 
 
-def new_board(blocks: int, device: torch.device) -> Tensor:
-    """An empty board for one launch."""
-    return torch.zeros(2, blocks, dtype=torch.int64, device=device)
+def new_board(words: int, device: torch.device) -> Tensor:
+    """An empty board for one launch, with so many words a turn."""
+    return torch.zeros(2, words, dtype=torch.int64, device=device)
 
 
 def launch_options(tokens: Tensor, warps: int) -> dict[str, Any]:

@@ -5,10 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from raincheck_hf.models.base import Adapter
+from raincheck_hf.models.qwen2_5_vl import Qwen25VLAdapter
 from raincheck_hf.models.qwen3_5 import Qwen35Adapter
+from raincheck_hf.models.qwen3_5_moe import Qwen35MoeAdapter
 from raincheck_hf.models.qwen3_vl import Qwen3VLAdapter
+from raincheck_hf.models.qwen3_vl_moe import Qwen3VLMoeAdapter
 
-_ADAPTERS = {adapter.model_type: adapter for adapter in (Qwen3VLAdapter(), Qwen35Adapter())}
+_ADAPTERS: dict[str, Adapter] = {
+    adapter.model_type: adapter
+    for adapter in (
+        Qwen25VLAdapter(),
+        Qwen3VLAdapter(),
+        Qwen3VLMoeAdapter(),
+        Qwen35Adapter(),
+        Qwen35MoeAdapter(),
+    )
+}
 
 
 def supported_architectures() -> list[str]:

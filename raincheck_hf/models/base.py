@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -19,9 +20,19 @@ class Adapter:
 
     Attributes:
         model_type: ``config.model_type`` of the architecture.
+        frames_apart: Whether a video is one run of placeholders a frame, with text between them,
+            and not one run in all.
     """
 
     model_type: str
+    frames_apart: bool = True
+
+    def check(self, model: Any) -> None:
+        """Refuse what this architecture can be configured to and raincheck cannot run.
+
+        Raises:
+            ValueError: Says what is in the way.
+        """
 
     def text_model(self, model: Any) -> Any:
         """The language model without its head."""
@@ -53,7 +64,13 @@ class Adapter:
         return table(ids if device.type == "meta" else ids.to(device))
 
     def positions(
-        self, model: Any, ids: Tensor, types: Tensor, grids: dict[str, Tensor], start: int
+        self,
+        model: Any,
+        ids: Tensor,
+        types: Tensor,
+        grids: dict[str, Tensor],
+        start: int,
+        seconds: Sequence[float] | None = None,
     ) -> Tensor:
         """M-RoPE positions of an input whose first token stands at ``start``, int64 [3, L].
 
@@ -63,14 +80,20 @@ class Adapter:
             types: int64 [L]: 0 text, 1 image, 2 video.
             grids: By kind, int64 [items, 3] in patches.
             start: Position of the first token.
+            seconds: Between temporal patches, of each video; None for the model's default.
         """
         positions, _ = model.model.get_rope_index(
             ids[None],
             mm_token_type_ids=types[None],
             image_grid_thw=grids.get("image"),
             video_grid_thw=grids.get("video"),
+            **self.timing(seconds),
         )
         return positions[:, 0] + start
+
+    def timing(self, seconds: Sequence[float] | None) -> dict[str, Any]:
+        """What ``get_rope_index`` takes for the timing of videos, where positions tell it."""
+        return {}
 
     def attention_mask(self, model: Any, visible: Tensor | None, embeds: Tensor) -> Any:
         """The mask argument of the text model for bool ``visible`` [T, slots], or for None."""

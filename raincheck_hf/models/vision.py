@@ -1,7 +1,8 @@
 """One pass of the vision tower, and what selectors ask about it afterwards.
 
 Shapes: N patches, n = N / g tokens, g the patches that the merger joins (2x2), d' the tower's
-width, d the language model's, H heads. The processor puts a token's g patches in consecutive rows.
+width, d the language model's, H heads. The processor puts a token's g patches in consecutive rows,
+and towers that reorder tokens (`windows.py`) keep them so.
 """
 
 from __future__ import annotations
@@ -18,11 +19,16 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from raincheck_hf.kernels.choice import by_kernel
+from raincheck_hf.models import windows
+
 Kind = Literal["image", "video"]
 Thunk = Callable[[], Tensor]
 
 # Attention scores alive at once, fp32: 64 MiB, a small part of what the tower itself uses.
 _MAX_SCORES = 2**24
+
+_KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 _locks: WeakKeyDictionary[nn.Module, threading.Lock] = WeakKeyDictionary()
 _locks_guard = threading.Lock()
@@ -94,8 +100,11 @@ class VisionOutput:
     def attention(self) -> Tensor:
         """[n] fp32, attention received in the last vision block; see `received_attention`.
 
+        On towers with windows it is the last block that attends to whole frames.
+
         Raises:
             RuntimeError: first read after `release()`.
+            ValueError: the tower attends within windows only.
         """
         return self._attention.get()
 
@@ -105,8 +114,42 @@ class VisionOutput:
         self._attention.release()
 
 
+@dataclass(frozen=True)
+class TowerPass:
+    """What another implementation of a tower returns for one pass of N patches.
+
+    Attributes:
+        embeds: [n, d], after the merger.
+        deepstack: One [n, d] a DeepStack layer.
+        merger_input: [N, d'], what went into the merger.
+        block_input: [N, d'], what went into the last block.
+        position_embeddings: cos and sin, fp32 [N, e].
+        lengths: Patches of each attention segment.
+    """
+
+    embeds: Tensor
+    deepstack: list[Tensor]
+    merger_input: Tensor
+    block_input: Tensor
+    position_embeddings: tuple[Tensor, Tensor]
+    lengths: list[int]
+
+    def seen(self) -> _Seen:
+        """As the hooks would have it."""
+        ends = torch.tensor([0, *self.lengths]).cumsum(0)
+        kwargs = {"position_embeddings": self.position_embeddings, "cu_seqlens": ends}
+        return _Seen(self.block_input, kwargs, self.merger_input)
+
+
+TowerRun = Callable[[Any, Tensor, list[list[int]]], TowerPass]
+
+
 def encode(
-    model: Any, pixel_values: Tensor, grid_thw: Tensor, kind: Kind = "image"
+    model: Any,
+    pixel_values: Tensor,
+    grid_thw: Tensor,
+    kind: Kind = "image",
+    run_tower: TowerRun | None = None,
 ) -> VisionOutput:
     """Run the model's own vision tower once over all items of one kind, without gradients.
 
@@ -115,11 +158,12 @@ def encode(
     a hook looks only at the thread that set it, so that threads do not see each other's pictures.
 
     Args:
-        model: `Qwen3VLForConditionalGeneration`, `Qwen3_5ForConditionalGeneration`, or a model
-            with the same `get_image_features`, `get_video_features` and vision tower.
+        model: a model of a supported architecture, or one with the same `get_image_features`,
+            `get_video_features` and vision tower.
         pixel_values: [N, c] patches, as the processor makes them.
         grid_thw: [items, 3] in patches, as the processor makes it.
         kind: which of the two feature methods to call.
+        run_tower: another implementation of the tower's forward; None for its own.
 
     Raises:
         ValueError: an unknown kind, a malformed grid, or a grid that counts other than N patches.
@@ -129,28 +173,45 @@ def encode(
         raise ValueError(f"kind must be 'image' or 'video', got {kind!r}")
     if grid_thw.ndim != 2 or grid_thw.shape[1] != 3:
         raise ValueError(f"grid_thw must be [items, 3], got {list(grid_thw.shape)}")
-    patches = [t * h * w for t, h, w in grid_thw.tolist()]
+    sizes = grid_thw.tolist()
+    patches = [t * h * w for t, h, w in sizes]
     if sum(patches) != len(pixel_values):
         raise ValueError(
             f"the {kind} grid counts {sum(patches)} patches, "
             f"but pixel values have {len(pixel_values)} rows"
         )
     tower = _tower(model)
-    run = model.get_image_features if kind == "image" else model.get_video_features
-    with torch.no_grad(), _lock(tower), _watch(tower) as seen:
-        output = run(pixel_values, grid_thw, return_dict=True)
+    grid_thw = grid_thw.to(pixel_values.device)
+    block = windows.whole_frame_block(tower)
+    with torch.no_grad(), _lock(tower):
+        if run_tower is None:
+            embeds, deepstack, seen = _stock_pass(model, tower, block, pixel_values, grid_thw, kind)
+        else:
+            own = run_tower(tower, pixel_values, sizes)
+            embeds, deepstack, seen = own.embeds, own.deepstack, own.seen()
     side = int(tower.spatial_merge_size)
-    grid = [(t, h // side, w // side) for t, h, w in grid_thw.tolist()]
+    grid = [(t, h // side, w // side) for t, h, w in sizes]
     return VisionOutput(
-        embeds=torch.cat(output.pooler_output),
-        deepstack=[torch.cat(layer) for layer in getattr(output, "deepstack_features", None) or ()],
+        embeds=embeds,
+        deepstack=deepstack,
         grid=grid,
         kind=[kind] * len(grid),
-        features=partial(_mean_of_groups, seen.merger_input, side**2),
+        features=partial(_token_features, tower, grid_thw, seen.merger_input),
         attention=partial(
-            _token_attention, tower.blocks[-1], seen.block_input, seen.block_kwargs, side**2
+            _token_attention, tower, block, grid_thw, seen.block_input, seen.block_kwargs
         ),
     )
+
+
+def _stock_pass(
+    model: Any, tower: Any, block: int | None, pixel_values: Tensor, grid_thw: Tensor, kind: Kind
+) -> tuple[Tensor, list[Tensor], _Seen]:
+    """Embeddings, DeepStack features and what was seen, of the tower's own forward."""
+    run = model.get_image_features if kind == "image" else model.get_video_features
+    with _watch(tower, block) as seen:
+        output = run(pixel_values, grid_thw, return_dict=True)
+    layers = getattr(output, "deepstack_features", None) or ()
+    return torch.cat(output.pooler_output), [torch.cat(layer) for layer in layers], seen
 
 
 def in_source_order(outputs: Sequence[VisionOutput], kinds: Sequence[Kind]) -> VisionOutput:
@@ -195,8 +256,9 @@ def in_source_order(outputs: Sequence[VisionOutput], kinds: Sequence[Kind]) -> V
 def received_attention(query: Tensor, key: Tensor, lengths: Sequence[int], scale: float) -> Tensor:
     """Mean attention that each patch receives from the patches of its own segment.
 
-    Segments of one length share a batch. Only a block of queries of softmax(q kᵀ·scale) exists at a
-    time, at most 2^24 scores, or one query's.
+    On an NVIDIA GPU a kernel keeps the map in registers, a tile at a time. Elsewhere, and for
+    heads wider than 256, segments of one length share a batch: only a block of queries of
+    softmax(q kᵀ·scale) exists at a time, at most 2^24 scores, or one query's.
 
     Args:
         query: [N, H, e] after the rotary embedding.
@@ -207,6 +269,10 @@ def received_attention(query: Tensor, key: Tensor, lengths: Sequence[int], scale
     Returns:
         fp32 [N], mean over heads and over the segment's queries; each segment adds up to 1.
     """
+    if by_kernel(query) and query.dtype in _KERNEL_DTYPES and query.shape[2] <= 256:
+        from raincheck_hf.kernels.column_sums import column_means
+
+        return column_means(query, key, lengths, scale)
     received, start = [], 0
     for length, run in itertools.groupby(lengths):
         count = len(list(run))
@@ -238,8 +304,8 @@ class _Seen:
 
 
 @contextmanager
-def _watch(tower: Any) -> Iterator[_Seen]:
-    """Hooks on the last block and the merger for the time of one pass in this thread."""
+def _watch(tower: Any, block: int | None) -> Iterator[_Seen]:
+    """Hooks on a block and the merger for the time of one pass in this thread."""
     owner = threading.get_ident()
     seen = _Seen(torch.empty(0), {}, torch.empty(0))
 
@@ -252,10 +318,9 @@ def _watch(tower: Any) -> Iterator[_Seen]:
         if threading.get_ident() == owner:
             seen.merger_input = args[0]
 
-    handles = [
-        tower.blocks[-1].register_forward_pre_hook(at_block, with_kwargs=True),
-        tower.merger.register_forward_pre_hook(at_merger),
-    ]
+    handles = [tower.merger.register_forward_pre_hook(at_merger)]
+    if block is not None:
+        handles.append(tower.blocks[block].register_forward_pre_hook(at_block, with_kwargs=True))
     try:
         yield seen
     finally:
@@ -269,7 +334,7 @@ def _tower(model: Any) -> Any:
     if not all(hasattr(tower, part) for part in ("blocks", "merger", "spatial_merge_size")):
         raise TypeError(
             f"{type(model).__name__} has no Qwen3-VL vision tower (model.visual with blocks and "
-            "merger); Qwen3-VL and Qwen3.5 models have"
+            "merger); models of the supported architectures have"
         )
     return tower
 
@@ -279,16 +344,31 @@ def _lock(tower: nn.Module) -> threading.Lock:
         return _locks.setdefault(tower, threading.Lock())
 
 
-def _mean_of_groups(rows: Tensor, group: int) -> Tensor:
-    return rows.reshape(len(rows) // group, group, -1).mean(1)
+def _token_features(tower: Any, grid_thw: Tensor, rows: Tensor) -> Tensor:
+    """Mean of each token's patch rows [N, x] of the tower, in source order, [n, x]."""
+    group = int(tower.spatial_merge_size) ** 2
+    means = rows.reshape(len(rows) // group, group, -1).mean(1)
+    return windows.in_source_order(tower, grid_thw, means)
 
 
 @torch.no_grad()
-def _token_attention(block: Any, hidden: Tensor, kwargs: dict[str, Any], group: int) -> Tensor:
-    """Attention received by each token in the given block, fp32 [n].
+def _token_attention(
+    tower: Any, index: int | None, grid_thw: Tensor, hidden: Tensor, kwargs: dict[str, Any]
+) -> Tensor:
+    """Attention received by each token in the block with the given index, fp32 [n].
 
     Calls the block's own norm and projection as modules, so that adapters and offloading apply.
+
+    Raises:
+        ValueError: there is no such block.
     """
+    if index is None:
+        raise ValueError(
+            "this selector asks for the attention that tokens receive in their frame, but every "
+            "block of this vision tower attends within windows (fullatt_block_indexes is empty); "
+            "choose a selector that does without, such as 'mmtok' or 'divprune'"
+        )
+    block = tower.blocks[index]
     attention = block.attn
     projected = attention.qkv(block.norm1(hidden))
     query, key, _ = projected.reshape(len(hidden), 3, attention.num_heads, -1).unbind(1)
@@ -297,7 +377,7 @@ def _token_attention(block: Any, hidden: Tensor, kwargs: dict[str, Any], group: 
     received = received_attention(
         _rotate(query, cos, sin), _rotate(key, cos, sin), lengths, attention.scaling
     )
-    return _mean_of_groups(received, group).squeeze(1)
+    return _token_features(tower, grid_thw, received).squeeze(1)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -22,10 +22,25 @@ class Selection:
         mask: bool [n], on the embeddings' device, in source order; True is selected.
         scores: fp32 [n], higher is more relevant; may hold infinities, never NaN. Within a scope
             group no deferred token scores above a selected one.
+        count: How many are selected; None where only the device knows.
+        name: Of the selector.
     """
 
     mask: Tensor
     scores: Tensor
+    count: int | None
+    name: str
+
+    def check(self) -> Selection:
+        """Wait for the scores and look at them.
+
+        Raises:
+            ValueError: Some are NaN.
+        """
+        nan = int(self.scores.isnan().sum())
+        if nan:
+            raise ValueError(f"selector {self.name!r} returned NaN for {nan} tokens")
+        return self
 
 
 def keep_count(retention: float, n: int) -> int:
@@ -42,6 +57,7 @@ def select(
     selector: str | Selector,
     retention: float,
     scope: str = "prompt",
+    wait: bool = True,
 ) -> Selection:
     """Run a selector over every scope group of an input.
 
@@ -55,6 +71,7 @@ def select(
             (infinities allowed) or a bool mask [n].
         retention: in (0, 1].
         scope: `"prompt"`, `"item"` or `"frame"`: what the ratio is taken over.
+        wait: whether to look for NaN at once; if not, the caller calls `check`, and a GPU runs on.
 
     Raises:
         ValueError: retention or scope out of range, an unknown selector name, a selector that
@@ -71,8 +88,9 @@ def select(
     mask = torch.ones(context.n, dtype=torch.bool, device=context.device)
     scores = torch.ones(context.n, dtype=torch.float32, device=context.device)
     if context.n == 0 or retention == 1:
-        return Selection(mask, scores)
+        return Selection(mask, scores, context.n, name)
 
+    count: int | None = 0
     for start, grid, kind in _groups(context, scope):
         size = sum(t * h * w for t, h, w in grid)
         group = context.group(start, grid, kind, keep_count(retention, size))
@@ -81,14 +99,17 @@ def select(
         mask[start : start + size] = (
             returned if returned.dtype == torch.bool else _top(returned, group.budget)
         )
-        if returned.dtype == torch.bool and not returned.any():
+        if returned.dtype != torch.bool:
+            count = None if count is None else count + group.budget
+            continue
+        count = None
+        if not returned.any():
             raise ValueError(
                 f"selector {name!r} returned a mask that keeps none of {size} tokens; "
                 "at least one must be kept"
             )
-    if scores.isnan().any():
-        raise ValueError(f"selector {name!r} returned NaN for {int(scores.isnan().sum())} tokens")
-    return Selection(mask, scores)
+    selection = Selection(mask, scores, count, name)
+    return selection.check() if wait else selection
 
 
 def _groups(

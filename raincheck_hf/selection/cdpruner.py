@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -46,5 +48,7 @@ def cdpruner(context: SelectionContext) -> Tensor:
     Uses `query`. One fp32 matrix of [n, n] and one of [budget, n].
     """
     relevant = relevance(context)
-    picks, _ = determinant(kernel(context, relevant), context.budget)
+    # The diagonal is exp(2η·relevance), and relevance 1 at most, up to rounding.
+    ceiling = 1.01 * math.exp(THETA / (1 - THETA))
+    picks, _ = determinant(kernel(context, relevant), context.budget, ceiling)
     return ranked(picks, relevant)

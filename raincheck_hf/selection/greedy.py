@@ -5,44 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import cache
-
 import torch
 from torch import Tensor
 
 from raincheck_hf.kernels import greedy as plain
+from raincheck_hf.kernels.choice import by_kernel, plain_loops
 
-_loops_only: ContextVar[bool] = ContextVar("loops_only", default=False)
-
-
-@contextmanager
-def plain_loops() -> Iterator[None]:
-    """Run the plain loops on a GPU, too, to compare with or to rule the kernels out."""
-    token = _loops_only.set(True)
-    try:
-        yield
-    finally:
-        _loops_only.reset(token)
-
-
-@cache
-def fused() -> bool:
-    """Whether this installation can run the kernels, given a GPU."""
-    if torch.version.cuda is None:
-        return False
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return True
+__all__ = ["coverage", "determinant", "max_min", "plain_loops", "ranked", "thinned"]
 
 
 def _fast(matrix: Tensor) -> bool:
-    usable = matrix.is_cuda and matrix.dtype == torch.float32 and len(matrix) > 0
-    return usable and not _loops_only.get() and fused()
+    return matrix.dtype == torch.float32 and by_kernel(matrix)
 
 
 def ranked(picks: Tensor, rest: Tensor) -> Tensor:
@@ -95,10 +68,11 @@ def max_min(distance: Tensor, budget: int) -> tuple[Tensor, Tensor]:
     return plain.max_min(distance, budget)
 
 
-def determinant(kernel: Tensor, budget: int) -> tuple[Tensor, Tensor]:
+def determinant(kernel: Tensor, budget: int, ceiling: float | None = None) -> tuple[Tensor, Tensor]:
     """Greedy maximum of det(L_T), L fp32 [n, n], until its rank is used up.
 
-    Implementations sum in different orders, so that near-ties may go either way.
+    A ceiling, which no entry of the diagonal exceeds, spares a look at it. The picks do not depend
+    on the implementation.
 
     Returns:
         picks, at most k, and the residual [n] of every token.
@@ -106,8 +80,8 @@ def determinant(kernel: Tensor, budget: int) -> tuple[Tensor, Tensor]:
     if _fast(kernel):
         from raincheck_hf.kernels import greedy_determinant
 
-        return greedy_determinant.determinant(kernel.contiguous(), budget)
-    return plain.determinant(kernel, budget)
+        return greedy_determinant.determinant(kernel.contiguous(), budget, ceiling=ceiling)
+    return plain.determinant(kernel, budget, ceiling=ceiling)
 
 
 def thinned(similar: Tensor, keep: int, rounds: int) -> Tensor:

@@ -15,6 +15,7 @@ from .prompts import Prompt, Turn, prompt_from_inputs
 from .random_inputs import LAYOUTS, next_turn, random_inputs, random_selection
 from .random_models import ARCHITECTURES, random_model
 from .simulation import Reference, schedule
+from .spied_vision import SpiedVision
 
 __all__ = [
     "ARCHITECTURES",
@@ -22,6 +23,7 @@ __all__ = [
     "MaskedForward",
     "Prompt",
     "Reference",
+    "SpiedVision",
     "Turn",
     "gdn",
     "next_turn",

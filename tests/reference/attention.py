@@ -1,20 +1,18 @@
-"""Full attention and the feed-forward block, for any number of rows."""
+"""Full attention, for any number of rows."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .parameters import TextParameters, linear, rms_norm
 
 
 def rotate(x: Tensor, positions: Tensor, config) -> Tensor:
-    """Interleaved, partial M-RoPE.
+    """Partial M-RoPE.
 
-    Frequency i turns by the temporal position, but i = 1, 4, 7, ... by the height and
-    i = 2, 5, 8, ... by the width, up to three times their section. Frequency i pairs
-    dimension i with dimension i + rotary / 2; dimensions from `rotary` on stay as they are.
+    Which frequency turns by which axis is `axes`. Frequency i pairs dimension i with dimension
+    i + rotary / 2; dimensions from `rotary` on stay as they are.
 
     Args:
         x: [n, heads, hd].
@@ -24,13 +22,7 @@ def rotate(x: Tensor, positions: Tensor, config) -> Tensor:
     rope = config.rope_parameters
     rotary = int(x.shape[-1] * rope.get("partial_rotary_factor", 1.0))
     half = rotary // 2
-    _, height, width = rope["mrope_section"]
-    axis = [0] * half
-    for i in range(half):
-        if i % 3 == 1 and i < 3 * height:
-            axis[i] = 1
-        if i % 3 == 2 and i < 3 * width:
-            axis[i] = 2
+    axis = axes(half, rope["mrope_section"], rope.get("mrope_interleaved", False))
 
     positions = positions.to(x.device)
     # Angles are rounded to fp32, as the model rounds them: they belong to its definition.
@@ -49,6 +41,21 @@ def rotate(x: Tensor, positions: Tensor, config) -> Tensor:
     )
 
 
+def axes(half: int, sections: list[int], interleaved: bool) -> list[int]:
+    """The axis of each frequency: 0 temporal, 1 height, 2 width.
+
+    Interleaved, frequency i is temporal, but i = 1, 4, 7, ... height and i = 2, 5, 8, ... width,
+    up to three times their section. Otherwise (Qwen2.5-VL) the sections follow one another.
+    """
+    if not interleaved:
+        return [axis for axis, size in enumerate(sections) for _ in range(size)]
+    axis = [0] * half
+    for i in range(half):
+        if i % 3 in (1, 2) and i < 3 * sections[i % 3]:
+            axis[i] = i % 3
+    return axis
+
+
 def project(
     text: TextParameters, index: int, x: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -61,20 +68,22 @@ def project(
         positions: [3, n].
 
     Returns:
-        q [n, H, hd] and k [n, Hkv, hd], normed and rotated, v [n, Hkv, hd], and the
-        output gate [n, H * hd] or None.
+        q [n, H, hd] and k [n, Hkv, hd], normed where the model does, and rotated, v
+        [n, Hkv, hd], and the output gate [n, H * hd] or None.
     """
     layer, config = text.layers[index], text.config
-    n, hd, eps = len(x), config.head_dim, config.rms_norm_eps
+    n, hd, eps = len(x), text.head_dim, config.rms_norm_eps
     q = linear(layer, "self_attn.q_proj", x)
     gate = None
     if text.gated:
         # Each head's queries are followed by its gate.
         q, gate = q.reshape(n, -1, 2, hd).unbind(2)
         gate = gate.reshape(n, -1)
-    q = rms_norm(q.reshape(n, -1, hd), layer["self_attn.q_norm.weight"], eps)
+    q = q.reshape(n, -1, hd)
     k = linear(layer, "self_attn.k_proj", x).reshape(n, -1, hd)
-    k = rms_norm(k, layer["self_attn.k_norm.weight"], eps)
+    if "self_attn.q_norm.weight" in layer:
+        q = rms_norm(q, layer["self_attn.q_norm.weight"], eps)
+        k = rms_norm(k, layer["self_attn.k_norm.weight"], eps)
     v = linear(layer, "self_attn.v_proj", x).reshape(n, -1, hd)
     return rotate(q, positions, config), rotate(k, positions, config), v, gate
 
@@ -104,10 +113,3 @@ def output(text: TextParameters, index: int, attended: Tensor, gate: Tensor | No
     if gate is not None:
         attended = attended * torch.sigmoid(gate)
     return linear(text.layers[index], "self_attn.o_proj", attended)
-
-
-def feed_forward(text: TextParameters, index: int, x: Tensor) -> Tensor:
-    """The SwiGLU block on normed rows, [n, d] to [n, d]."""
-    layer = text.layers[index]
-    inner = F.silu(linear(layer, "mlp.gate_proj", x)) * linear(layer, "mlp.up_proj", x)
-    return linear(layer, "mlp.down_proj", inner)

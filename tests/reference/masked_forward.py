@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from . import attention
+from .feed_forward import feed_forward
 from .parameters import TextParameters, rms_norm
 from .prompts import Turn
 
@@ -87,7 +88,7 @@ def visibility(turns: list[Turn]) -> Tensor:
 def one_masked_forward(
     model: torch.nn.Module, turns: list[Turn], dtype: torch.dtype = torch.float64
 ) -> MaskedForward:
-    """Run all turns in one forward. Pure attention models (Qwen3-VL) only."""
+    """Run all turns in one forward. Pure attention models only."""
     text = TextParameters.read(model, dtype)
     if any(text.is_recurrent(index) for index in range(len(text.layers))):
         raise ValueError("one forward cannot stand for recurrent layers: use Reference")
@@ -116,7 +117,7 @@ def one_masked_forward(
         attended = attention.attend(q, k, v, visible)
         hidden = hidden + attention.output(text, index, attended, gate)
         x = rms_norm(hidden, layer["post_attention_layernorm.weight"], eps)
-        hidden = hidden + attention.feed_forward(text, index, x)
+        hidden = hidden + feed_forward(text, index, x)
         for i, row_features in enumerate(features):
             if index < len(row_features):
                 hidden[i] += row_features[index].to(dtype)

@@ -10,10 +10,20 @@ from torch import Tensor
 # Qwen3.5 stores these norm weights minus one; its gated norm is stored as it is.
 _ZERO_CENTRED = ("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm")
 
+# By the text config's type: whether the model is of Qwen3.5's kind, with an output gate on
+# attention and norm weights stored minus one.
+_FAMILIES = {
+    "qwen2_5_vl_text": False,
+    "qwen3_vl_text": False,
+    "qwen3_vl_moe_text": False,
+    "qwen3_5_text": True,
+    "qwen3_5_moe_text": True,
+}
+
 
 @dataclass(frozen=True)
 class TextParameters:
-    """What the maths needs of a Qwen3-VL or Qwen3.5 text model.
+    """What the maths needs of a Qwen2.5-VL, Qwen3-VL or Qwen3.5 text model.
 
     Attributes:
         config: The text config.
@@ -35,12 +45,13 @@ class TextParameters:
     def read(cls, model: torch.nn.Module, dtype: torch.dtype) -> TextParameters:
         """Read a `...ForConditionalGeneration`; the parameters are copied and detached."""
         config = model.config.text_config
-        families = {"qwen3_vl_text": False, "qwen3_5_text": True}
-        if config.model_type not in families:
-            raise ValueError(f"no reference for {config.model_type!r}, only for {list(families)}")
+        if config.model_type not in _FAMILIES:
+            raise ValueError(f"no reference for {config.model_type!r}, only for {list(_FAMILIES)}")
         if config.hidden_act != "silu" or config.rope_parameters["rope_type"] != "default":
             raise ValueError("the reference knows SiLU and the default rotary embedding only")
-        qwen3_5 = families[config.model_type]
+        if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+            raise ValueError("the reference knows no sliding window")
+        qwen3_5 = _FAMILIES[config.model_type]
 
         def copy(parameter: Tensor) -> Tensor:
             return parameter.detach().to(dtype, copy=True)
@@ -68,6 +79,16 @@ class TextParameters:
     def is_recurrent(self, index: int) -> bool:
         """Whether layer `index` is a gated delta net; the others are full attention."""
         return "linear_attn.A_log" in self.layers[index]
+
+    def is_mixture(self, index: int) -> bool:
+        """Whether the feed-forward block of layer `index` is a mixture of experts."""
+        return "mlp.gate.weight" in self.layers[index]
+
+    @property
+    def head_dim(self) -> int:
+        """Size of an attention head."""
+        size = getattr(self.config, "head_dim", None)
+        return size or self.config.hidden_size // self.config.num_attention_heads
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and LM head, [..., d] to [..., vocab]."""

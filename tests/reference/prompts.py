@@ -53,8 +53,12 @@ class Prompt:
 
     @property
     def next_position(self) -> int:
-        """Where y1 stands, on all three axes."""
-        return int(self.positions.max()) + 1
+        """Where y1 stands, on all three axes: behind the height and width of the last row.
+
+        Not behind the largest position: on Qwen2.5-VL the time of a video counts seconds, and may
+        run far ahead of the text behind it.
+        """
+        return int(self.positions[1:, -1].max()) + 1
 
     def features(self, row: int) -> list[Tensor]:
         """The DeepStack features to add to a row after layers 0, 1, ...; each [d]."""
@@ -95,7 +99,7 @@ def prompt_from_inputs(
     Args:
         model: The `...ForConditionalGeneration`.
         inputs: Batch of one: `input_ids`, `mm_token_type_ids` and, where there are any,
-            pixel values and grids of images and videos.
+            pixel values and grids of images and videos, and `second_per_grid_ts` of videos.
         selected: Places in `input_ids` of the visual rows in P; None for all. Text rows and
             the last row are always in P and may be listed.
         start: First row of this turn, 0 for the first turn.
@@ -119,6 +123,8 @@ def prompt_from_inputs(
             placed[rows] = torch.cat(list(parts)).to(embeds.dtype)
 
     grids = {name: inputs.get(name) for name in ("image_grid_thw", "video_grid_thw")}
+    if "second_per_grid_ts" in inputs:
+        grids["second_per_grid_ts"] = inputs["second_per_grid_ts"]
     positions, _ = model.model.get_rope_index(
         ids[None], mm_token_type_ids=inputs["mm_token_type_ids"], **grids
     )

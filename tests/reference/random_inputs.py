@@ -36,6 +36,10 @@ LAYOUTS: dict[str, tuple[Segment, ...]] = {
 }
 """Sizes are in merged cells: an image has height and width, a video also frames first."""
 
+SECONDS = (5.0, 0.4, 1.0)
+"""Between temporal patches, of the first, second, third video of a prompt, on Qwen2.5-VL: so far
+apart that time runs ahead of the text, and so close that it is rounded."""
+
 
 def random_inputs(
     model: torch.nn.Module, seed: int, layout: str | Sequence[Segment] = "one image"
@@ -43,7 +47,8 @@ def random_inputs(
     """What a processor would give for one random prompt, batch of one.
 
     An image is `start pad … pad end`. A video is `start`, then for every temporal patch a
-    timestamp of text and `start pad … pad end`, then `end`.
+    timestamp of text and `start pad … pad end`, then `end`; on Qwen2.5-VL it is one
+    `start pad … pad end`, and the seconds between its temporal patches go beside the ids.
 
     Args:
         model: Whose special ids and patch sizes to use.
@@ -54,11 +59,13 @@ def random_inputs(
     Returns:
         `input_ids`, `attention_mask`, `mm_token_type_ids` [1, L] (0 text, 1 image, 2 video)
         and, where there are any, `pixel_values` with `image_grid_thw`,
-        `pixel_values_videos` with `video_grid_thw`.
+        `pixel_values_videos` with `video_grid_thw`, `second_per_grid_ts` [videos].
     """
     generator = torch.Generator().manual_seed(seed)
     config, vision = model.config, model.config.vision_config
     merge = vision.spatial_merge_size
+    timed_by_position = config.model_type == "qwen2_5_vl"
+    seconds: list[float] = []
     ids: list[int] = []
     kinds: list[int] = []
     grids: dict[str, list[list[int]]] = {"image": [], "video": []}
@@ -84,11 +91,15 @@ def random_inputs(
             grids["image"].append([1, height * merge, width * merge])
         elif name == "video":
             frames, height, width = size
-            put([config.vision_start_token_id])
-            for _ in range(frames):
-                put(text(3))
-                picture(config.video_token_id, 2, height * width)
-            put([config.vision_end_token_id])
+            if timed_by_position:
+                picture(config.video_token_id, 2, frames * height * width)
+                seconds.append(SECONDS[len(seconds) % len(SECONDS)])
+            else:
+                put([config.vision_start_token_id])
+                for _ in range(frames):
+                    put(text(3))
+                    picture(config.video_token_id, 2, height * width)
+                put([config.vision_end_token_id])
             grids["video"].append([frames, height * merge, width * merge])
         else:
             raise ValueError(f"segment {name!r}: choose text, image or video")
@@ -105,6 +116,8 @@ def random_inputs(
             count = int(grid.prod(1).sum())
             inputs[pixels] = torch.randn(count, patch, generator=generator)
             inputs[f"{name}_grid_thw"] = grid
+    if seconds:
+        inputs["second_per_grid_ts"] = torch.tensor(seconds)
     return inputs
 
 

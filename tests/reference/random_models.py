@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import torch
 from transformers import (
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
 )
 
 VOCABULARY = 128
@@ -73,7 +79,63 @@ _QWEN3_5_TEXT = {
     "linear_conv_kernel_dim": 4,
 }
 
-ARCHITECTURES = ("qwen3_vl", "qwen3_5")
+_QWEN2_5_VL_TEXT = {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "mrope_section": [2, 3, 3],
+    },
+    "eos_token_id": None,
+}
+
+# Two merged cells a side: the pictures of `LAYOUTS` are cut into several windows, some smaller.
+# The last block sees whole frames, as in the published models.
+_QWEN2_5_VL_VISION = {
+    "depth": 3,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "patch_size": 4,
+    "temporal_patch_size": 2,
+    "spatial_merge_size": 2,
+    "window_size": 16,
+    "fullatt_block_indexes": [0, 2],
+    "tokens_per_second": 4,
+}
+
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+
+# The second layer is dense, so that both kinds of block are there.
+_QWEN3_VL_MOE_TEXT = _QWEN3_VL_TEXT | _EXPERTS | {"mlp_only_layers": [1]}
+_QWEN3_5_MOE_TEXT = _QWEN3_5_TEXT | _EXPERTS | {"shared_expert_intermediate_size": 48}
+
+ARCHITECTURES = ("qwen3_vl", "qwen3_5", "qwen3_vl_moe", "qwen3_5_moe", "qwen2_5_vl")
+
+_BUILD = {
+    "qwen3_vl": (Qwen3VLConfig, Qwen3VLForConditionalGeneration),
+    "qwen3_5": (Qwen3_5Config, Qwen3_5ForConditionalGeneration),
+    "qwen3_vl_moe": (Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration),
+    "qwen3_5_moe": (Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration),
+    "qwen2_5_vl": (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration),
+}
+
+_OWN_TEXT = {
+    "qwen3_vl": _QWEN3_VL_TEXT,
+    "qwen3_5": _QWEN3_5_TEXT,
+    "qwen3_vl_moe": _QWEN3_VL_MOE_TEXT,
+    "qwen3_5_moe": _QWEN3_5_MOE_TEXT,
+    "qwen2_5_vl": _QWEN2_5_VL_TEXT,
+}
+
+_DEEPSTACK = _VISION | {"deepstack_visual_indexes": [0, 1, 2]}
+
+_OWN_VISION = {
+    "qwen3_vl": _DEEPSTACK,
+    "qwen3_5": _VISION,
+    "qwen3_vl_moe": _DEEPSTACK,
+    "qwen3_5_moe": _VISION,
+    "qwen2_5_vl": _QWEN2_5_VL_VISION,
+}
 
 
 def random_model(
@@ -82,30 +144,23 @@ def random_model(
     """A small random model in fp32 on the CPU, in eval mode.
 
     Args:
-        architecture: "qwen3_vl" (DeepStack into three text layers) or "qwen3_5" (three
-            recurrent layers, then one of full attention).
+        architecture: "qwen3_vl" (DeepStack into three text layers), "qwen3_5" (three
+            recurrent layers, then one of full attention), the same with experts, or
+            "qwen2_5_vl" (windows in the vision tower).
         seed: Of the weights; the global generator is left alone.
         text: Overrides of the text config, such as `num_hidden_layers=8`.
         vision: Overrides of the vision config.
     """
-    text, vision = text or {}, vision or {}
-    out = {"out_hidden_size": text.get("hidden_size", _TEXT["hidden_size"])}
-    if architecture == "qwen3_vl":
-        config = Qwen3VLConfig(
-            text_config=_TEXT | _QWEN3_VL_TEXT | text,
-            vision_config=_VISION | out | {"deepstack_visual_indexes": [0, 1, 2]} | vision,
-            **_SPECIAL,
-        )
-        build = Qwen3VLForConditionalGeneration
-    elif architecture == "qwen3_5":
-        config = Qwen3_5Config(
-            text_config=_TEXT | _QWEN3_5_TEXT | text,
-            vision_config=_VISION | out | vision,
-            **_SPECIAL,
-        )
-        build = Qwen3_5ForConditionalGeneration
-    else:
+    if architecture not in ARCHITECTURES:
         raise ValueError(f"architecture={architecture!r}: choose one of {ARCHITECTURES}")
+    text, vision = text or {}, vision or {}
+    configure, build = _BUILD[architecture]
+    out = {"out_hidden_size": text.get("hidden_size", _TEXT["hidden_size"])}
+    config = configure(
+        text_config=_TEXT | _OWN_TEXT[architecture] | text,
+        vision_config=_OWN_VISION[architecture] | out | vision,
+        **_SPECIAL,
+    )
     with torch.random.fork_rng(devices=[]):
         model = build(config).eval()
     randomise(model, torch.Generator().manual_seed(seed))
@@ -130,5 +185,7 @@ def randomise(model: torch.nn.Module, generator: torch.Generator) -> None:
             parameter.add_(0.2 * noise)
         elif name.endswith(("embed_tokens.weight", "pos_embed.weight")):
             parameter.copy_(noise)
+        elif ".experts." in name:  # [experts, out, in]
+            parameter.copy_(noise / parameter.shape[-1] ** 0.5)
         else:
             parameter.copy_(noise / parameter[0].numel() ** 0.5)

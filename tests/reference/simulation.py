@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from . import attention, gdn
+from .feed_forward import feed_forward
 from .gdn import GdnRecord, GdnState
 from .parameters import TextParameters, rms_norm
 from .prompts import Prompt, Turn
@@ -55,7 +56,7 @@ class Reference:
         """Start an empty conversation.
 
         Args:
-            model: A Qwen3-VL or Qwen3.5 `...ForConditionalGeneration`.
+            model: A `...ForConditionalGeneration` of the Qwen family.
             dtype: Of all arithmetic.
             correct_state: False leaves the live state uncorrected when the checkpoint moves,
                 which is wrong on purpose: tests show with it that the correction matters.
@@ -238,7 +239,7 @@ class Reference:
                 attended = attention.attend(q, keys, values, visible)
                 hidden = hidden + attention.output(text, index, attended, gate)[0]
             x = rms_norm(hidden, layer["post_attention_layernorm.weight"], eps)
-            hidden = hidden + attention.feed_forward(text, index, x)
+            hidden = hidden + feed_forward(text, index, x)
             if index < len(features):
                 hidden = hidden + features[index]
         return hidden, row, after

@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from raincheck_hf.kernels import (
+    column_sums,
     greedy,
     greedy_coverage,
     greedy_determinant,
     greedy_max_min,
     greedy_thinning,
+    similarity,
 )
+from raincheck_hf.models.vision import received_attention
 
 torch.set_num_threads(1)
 # Rows, tokens, picks; neither powers of two nor of a warp.
@@ -35,9 +38,15 @@ def unit(seed: int, n: int, width: int, tied: bool) -> Tensor:
 
 def check_coverage(r: int, n: int, k: int, tied: bool) -> None:
     matrix = draw(n, r, n, tied=tied)
-    for weight in (None, draw(k, n, tied=tied).abs().double(), torch.zeros(n).double()):
+    for weight, groups, ahead in (
+        (None, 8, 8),
+        (draw(k, n, tied=tied).abs().double(), 4, 2),
+        (torch.zeros(n).double(), 1, 1),
+    ):
         expected = greedy.coverage(matrix, k, weight)
-        found = greedy_coverage.coverage(matrix, k, weight, chunk=16)
+        found = greedy_coverage.coverage(
+            matrix, k, weight, groups=groups, ahead=ahead, span=32, chunk=32
+        )
         assert torch.equal(found[0], expected[0])
         assert torch.equal(found[1], expected[1])
     matrix[r // 2, n // 2] = torch.nan
@@ -60,7 +69,7 @@ def check_determinant(r: int, n: int, k: int, tied: bool) -> None:
         expected = greedy.determinant(rows @ rows.T, k)
         found = greedy_determinant.determinant(rows @ rows.T, k, depth=16)
         assert torch.equal(found[0], expected[0])
-        torch.testing.assert_close(found[1], expected[1], rtol=1e-3, atol=1e-5)
+        assert torch.equal(found[1], expected[1])
     assert len(greedy_determinant.determinant(torch.zeros(n, n), k)[0]) == 0
 
 
@@ -69,6 +78,25 @@ def check_thinning(r: int, n: int, k: int, tied: bool) -> None:
     for rounds in (1, 5):
         expected = greedy.thinned(rows @ rows.T, k, rounds)
         assert torch.equal(greedy_thinning.thinned(rows @ rows.T, k, rounds), expected)
+
+
+def check_column_sums(r: int, n: int, k: int, tied: bool) -> None:
+    lengths = [n, k, k]  # several blocks in a segment, parts of blocks, segments of one length
+    width, dtype = (72, torch.float32) if tied else (5, torch.float16)  # bf16 is not interpreted
+    query, key = draw(width, 2, sum(lengths), 2, width, tied=tied).to(dtype)
+    found = column_sums.column_means(query, key, lengths, 0.3, rows=16, others=32)
+    expected = received_attention(query, key, lengths, 0.3)
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=1e-8)
+
+
+def check_similarity(r: int, n: int, k: int, tied: bool) -> None:
+    rows, factor = draw(n, n, 6, tied=tied), draw(k, n, tied=tied).abs() + 0.1
+    product = rows @ rows.T
+    expected = product * factor[:, None] * factor
+    share = 0.5 * (expected.double() / 0.2).softmax(-1).float()
+    found = similarity.softmax_products(product, factor, 0.2, 0.5, torch.empty(n, n))
+    torch.testing.assert_close(found, share, rtol=2e-5, atol=1e-9)
+    assert torch.equal(similarity.scale_products(product, factor), expected)
 
 
 def check_bad_input() -> None:
@@ -86,6 +114,19 @@ def check_bad_input() -> None:
                 core(matrix, k)
     with pytest.raises(ValueError, match="weight must be fp64"):
         greedy_coverage.coverage(square, 1, torch.ones(4))
+    heads = torch.rand(6, 2, 16)
+    for query, key, lengths in [
+        (heads, heads[1:], [6]), (heads, heads.half(), [6]), (heads.double(), heads.double(), [6]),
+        (heads, heads, [5]), (heads, heads, [6, 0]), (heads[0], heads[0], [2]),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError):
+            column_sums.column_means(query, key, lengths, 1.0)
+    for product, factor in [
+        (square, torch.ones(3)), (square.double(), torch.ones(4)), (square.T[:3], torch.ones(4)),
+        (square.T, torch.ones(4)), (square, torch.ones(4).double()),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match="contiguous fp32"):
+            similarity.scale_products(product, factor)
 
 
 if __name__ == "__main__":

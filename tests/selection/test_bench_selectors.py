@@ -16,8 +16,9 @@ from raincheck_hf.bench.selectors_inputs import again, grid_of, make_input
 from raincheck_hf.bench.selectors_pictures import draw_selections
 from raincheck_hf.bench.selectors_speed import measure_speed, percentiles
 from raincheck_hf.cli import main
+from raincheck_hf.kernels import choice
 from raincheck_hf.kernels import greedy as plain
-from raincheck_hf.selection import greedy, list_selectors, select
+from raincheck_hf.selection import list_selectors, select
 
 SMALL = bench.Plan(
     parts=("speed", "overlap"),
@@ -83,7 +84,7 @@ def test_only_methods_that_read_the_question_choose_anew(
 
 def test_a_twin_that_reaches_more_stops_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     def poor(distance: torch.Tensor, budget: int) -> tuple[torch.Tensor, torch.Tensor]:
-        if greedy._loops_only.get():
+        if choice._loops_only.get():
             return plain.max_min(distance, budget)
         return torch.arange(budget), distance[0]
 

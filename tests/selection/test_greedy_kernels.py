@@ -11,13 +11,17 @@ import pytest
 import torch
 
 from raincheck_hf.bench.selectors_agreement import check_cores
+from raincheck_hf.kernels import choice
 from raincheck_hf.kernels import greedy as plain
 from raincheck_hf.selection import greedy
 
 PROGRAM = Path(__file__).with_name("interpreted_kernels.py")
 
 
-@pytest.mark.parametrize("core", ["coverage", "max_min", "determinant", "thinning", "bad_input"])
+@pytest.mark.parametrize(
+    "core",
+    ["coverage", "max_min", "determinant", "thinning", "column_sums", "similarity", "bad_input"],
+)
 def test_interpreted_kernels_agree_with_their_twins(core: str) -> None:
     pytest.importorskip("triton")
     done = subprocess.run(
@@ -89,9 +93,41 @@ def test_the_ceiling_bounds_the_count(ceiling: float) -> None:
 
 
 def test_plain_loops_end_with_their_context() -> None:
-    assert not greedy._loops_only.get()
+    assert not choice._loops_only.get()
     with greedy.plain_loops():
-        assert greedy._loops_only.get()
+        assert choice._loops_only.get()
     with pytest.raises(KeyError), greedy.plain_loops():
         raise KeyError
-    assert not greedy._loops_only.get()
+    assert not choice._loops_only.get()
+
+
+def test_whole_numbers_keep_residuals_where_fp32_drifts() -> None:
+    # The residual after k picks is a Schur complement; 400 of rank 400 leave it at its smallest.
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.nn.functional.normalize(torch.randn(600, 400, generator=generator), dim=-1)
+    matrix = rows @ rows.T
+    picks, residual = plain.determinant(matrix, 390)
+    exact = matrix.double()
+    within = exact[picks][:, picks]
+    across = exact[picks]
+    schur = exact.diagonal() - (across * torch.linalg.solve(within, across)).sum(0)
+    assert (residual.double() - schur).abs().max() < 1e-6
+
+
+def test_determinants_do_not_depend_on_the_order_of_sums() -> None:
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(300, 90, generator=generator)  # of different lengths: none is tied
+    matrix = rows @ rows.T
+    picks, residual = plain.determinant(matrix, 80)
+    order = torch.randperm(300, generator=generator)
+    permuted = matrix[order][:, order].contiguous()
+    found, rest = plain.determinant(permuted, 80)
+    assert torch.equal(order[found], picks)
+    assert torch.equal(rest, residual[order])
+
+
+@pytest.mark.parametrize("ceiling", [1e-30, 0.3, 1.0, 2.72, 1e9])
+def test_a_residual_is_a_whole_number_that_fp64_holds(ceiling: float) -> None:
+    scale = plain.square_quanta(ceiling)
+    assert ceiling * scale <= 2**52
+    assert scale == 2**126 or ceiling * scale >= 2**51

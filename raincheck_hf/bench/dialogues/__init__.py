@@ -1,0 +1,1 @@
+"""Dialogues from files: one format, converters into it, a runner, exact and judged scores."""

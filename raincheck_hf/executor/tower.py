@@ -1,0 +1,150 @@
+"""The lean vision tower: a handful of launches a block, frames of one size batched.
+
+Stock attention without flash attention loops over images and frames in Python, and rotates in
+several fp32 passes over memory; both cost more than the arithmetic. Results are the stock tower's
+within rounding. Weights are the modules' own, read at every pass.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
+from transformers.vision_utils import (
+    get_vision_interpolation_indices_and_weights,
+    get_vision_position_ids,
+)
+
+from raincheck_hf.executor.plain import Census, unplain
+from raincheck_hf.kernels.vision_rope import rotation
+from raincheck_hf.models.vision import TowerPass
+
+_TABLES = 8  # grids whose position tables are kept
+_BACKENDS = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+_KNOWN = ("Qwen3VLVisionModel", "Qwen3_5VisionModel")
+
+
+class LeanTower:
+    """Runs one model's vision tower; keeps position tables."""
+
+    def __init__(self, tower: Any) -> None:
+        self._census = Census(tower)
+        self._fits: bool | None = None
+        self._tables: OrderedDict[Any, tuple[Tensor, Tensor, Tensor, Tensor]] = OrderedDict()
+
+    def fits(self, tower: Any) -> bool:
+        """Whether the lean tower computes what this one does, and nobody hooked into it."""
+        if self._fits is None or not self._census.holds():
+            self._census, self._fits = Census(tower), _plain(tower)
+        return self._fits
+
+    def run(self, tower: Any, pixel_values: Tensor, grid: list[list[int]]) -> TowerPass:
+        """One pass over images or videos.
+
+        Args:
+            tower: The vision tower.
+            pixel_values: [N, c] patches on the tower's device.
+            grid: (t, h, w) in patches of each image or video.
+        """
+        indices, weights, cos, sin = self._positions(tower, grid, pixel_values.device)
+        embed = tower.patch_embed.proj
+        x = linear(pixel_values.to(embed.weight.dtype), embed.weight.flatten(1), embed.bias)
+        places = (tower.pos_embed(indices) * weights[:, :, None]).sum(1)
+        x = x + places.to(x.dtype)
+        lengths = [h * w for t, h, w in grid for _ in range(t)]
+        heads = tower.config.num_heads
+        qkv_like = x.new_empty(len(x), 3, heads, x.shape[1] // heads)
+        rotate = rotation(qkv_like, cos, sin)
+        del qkv_like
+        taps = list(getattr(tower, "deepstack_visual_indexes", ()))
+        deepstack, before = [], x
+        with sdpa_kernel(_BACKENDS, set_priority=True):
+            for i, block in enumerate(tower.blocks):
+                before = x
+                x = _block(block, x, lengths, rotate)
+                if i in taps:
+                    deepstack.append(tower.deepstack_merger_list[taps.index(i)](x))
+        return TowerPass(
+            embeds=tower.merger(x),
+            deepstack=deepstack,
+            merger_input=x,
+            block_input=before,
+            position_embeddings=(torch.cat([cos, cos], -1), torch.cat([sin, sin], -1)),
+            lengths=lengths,
+        )
+
+    def _positions(
+        self, tower: Any, grid: list[list[int]], device: torch.device
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Taps and weights of the position embedding; cosine and sine, fp32 [N, e / 2] each."""
+        key = (tuple(map(tuple, grid)), device)
+        if key not in self._tables:
+            on_device = torch.tensor(grid, device=device)
+            indices, weights = get_vision_interpolation_indices_and_weights(
+                on_device,
+                num_grid_per_side=tower.num_grid_per_side,
+                mode=tower.interpolation_mode,
+                align_corners=tower.interpolation_align_corners,
+                spatial_merge_size=tower.spatial_merge_size,
+            )
+            places = get_vision_position_ids(on_device, tower.spatial_merge_size)
+            cos, sin = tower.rotary_pos_emb(indices, places)
+            half = cos.shape[1] // 2
+            self._tables[key] = (
+                indices, weights, cos[:, :half].float().contiguous(),
+                sin[:, :half].float().contiguous(),
+            )  # fmt: skip
+            while len(self._tables) > _TABLES:
+                self._tables.popitem(last=False)
+        self._tables.move_to_end(key)
+        return self._tables[key]
+
+
+def _plain(tower: Any) -> bool:
+    config = tower.config
+    return (
+        type(tower).__name__ in _KNOWN
+        and config.hidden_act == "gelu_pytorch_tanh"
+        and config._attn_implementation in ("sdpa", "eager")
+        and next(unplain(tower, "the tower", (nn.Linear, nn.LayerNorm)), None) is None
+    )
+
+
+def _block(block: Any, x: Tensor, lengths: list[int], rotate: Callable[[Tensor], None]) -> Tensor:
+    attention, mlp = block.attn, block.mlp
+    qkv = linear(_normed(block.norm1, x), attention.qkv.weight, attention.qkv.bias)
+    qkv = qkv.view(len(x), 3, attention.num_heads, -1)
+    rotate(qkv)
+    mixed = _attend(qkv, lengths, attention.scaling)
+    x = x + linear(mixed, attention.proj.weight, attention.proj.bias)
+    hidden = linear(_normed(block.norm2, x), mlp.linear_fc1.weight, mlp.linear_fc1.bias)
+    hidden = gelu(hidden, approximate="tanh")
+    return x.add_(linear(hidden, mlp.linear_fc2.weight, mlp.linear_fc2.bias))
+
+
+def _attend(qkv: Tensor, lengths: list[int], scale: float) -> Tensor:
+    """Attention within each segment, [N, d]; runs of equal segments share a launch."""
+    parts, start = [], 0
+    for length, run in itertools.groupby(lengths):
+        count = len(list(run))
+        rows = qkv[start : start + count * length].unflatten(0, (count, length))
+        q, k, v = rows.permute(2, 0, 3, 1, 4).unbind(0)
+        out = scaled_dot_product_attention(q, k, v, scale=scale)
+        parts.append(out.transpose(1, 2).reshape(count * length, -1))
+        start += count * length
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _normed(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    return layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)

@@ -1,0 +1,144 @@
+# mypy: disable-error-code="no-untyped-def"
+# An annotation in a jitted function speaks to Triton.
+"""What the kernels of the gated delta rule share, on the device."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# Triton's interpreter truncates where it rounds to bf16, and multiplies bf16 matrices by their
+# bits. Interpreted kernels therefore round by hand and multiply in fp32.
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+
+_ROUND = tl.constexpr(0x7FFF)
+_HIGH_16 = tl.constexpr(-(1 << 16))
+_HIGH_19 = tl.constexpr(-(1 << 13))
+
+
+@triton.jit
+def address(layer, entry, DTYPE: tl.constexpr):
+    """The pointer that a layer's record holds at ``entry``."""
+    return tl.multiple_of(tl.load(layer + entry).to(tl.pointer_type(DTYPE)), 16)
+
+
+@triton.jit
+def rounded(x, DTYPE: tl.constexpr):
+    """fp32 values, rounded to the nearest that DTYPE can hold."""
+    if tl.float32 == DTYPE:
+        result = x
+    elif INTERPRETED and tl.bfloat16 == DTYPE:
+        bits = x.to(tl.int32, bitcast=True)
+        bits = bits + _ROUND + ((bits >> 16) & 1)
+        result = (bits & _HIGH_16).to(tl.float32, bitcast=True)
+    else:
+        result = x.to(DTYPE).to(tl.float32)
+    return result
+
+
+@triton.jit
+def activated(x, DTYPE: tl.constexpr):
+    """SiLU of the convolution's sum, both rounded as the layer's own operators round them."""
+    x = rounded(x, DTYPE)
+    return rounded(x / (1.0 + tl.exp(-x)), DTYPE)
+
+
+@triton.jit
+def inverse_norm(x, AXIS: tl.constexpr):
+    """1 / |x| as the layer takes it."""
+    return tl.rsqrt(tl.sum(x * x, AXIS) + 1e-6)
+
+
+@triton.jit
+def gates(a, b, log_rate, time_bias, DTYPE: tl.constexpr):
+    """g and beta, fp32, of projections a and b."""
+    x = a.to(tl.float32) + time_bias.to(tl.float32)
+    # log(1 + u) to full precision for small u: the rounding of 1 + u cancels in the quotient.
+    u = tl.exp(-tl.abs(x))
+    w = 1.0 + u
+    tail = tl.where(w == 1.0, u, u * tl.log(w) / tl.where(w == 1.0, 1.0, w - 1.0))
+    g = -tl.exp(log_rate.to(tl.float32)) * (tl.maximum(x, 0.0) + tail)
+    return g, rounded(1.0 / (1.0 + tl.exp(-b.to(tl.float32))), DTYPE)
+
+
+@triton.jit
+def exact_product(a, b):
+    """a @ b, fp32, of two matrices in the model's dtype."""
+    if a.dtype == tl.float32:
+        result = tl.dot(a, b, input_precision="tf32x3")
+    elif INTERPRETED:
+        result = tl.dot(a.to(tl.float32), b.to(tl.float32))
+    else:
+        result = tl.dot(a, b)
+    return result
+
+
+@triton.jit
+def product(a, b):
+    """a @ b to fp32 accuracy: a in the model's dtype, b fp32.
+
+    A 16-bit a is exact in the tensor cores, so that only b is split: into three bf16 pieces, or
+    into two TF32 pieces beside fp16.
+    """
+    if a.dtype == tl.float32 or INTERPRETED:
+        result = tl.dot(a.to(tl.float32), b, input_precision="tf32x3")
+    elif a.dtype == tl.bfloat16:
+        first = b.to(tl.bfloat16)
+        rest = b - first.to(tl.float32)
+        second = rest.to(tl.bfloat16)
+        third = (rest - second.to(tl.float32)).to(tl.bfloat16)
+        result = tl.dot(a, third)
+        result = tl.dot(a, second, result)
+        result = tl.dot(a, first, result)
+    else:
+        high = (b.to(tl.int32, bitcast=True) & _HIGH_19).to(tl.float32, bitcast=True)
+        wide = a.to(tl.float32)
+        result = tl.dot(wide, b - high, input_precision="tf32")
+        result = tl.dot(wide, high, result, input_precision="tf32")
+    return result
+
+
+@triton.jit
+def joined_blocks(blocks, diagonal, N: tl.constexpr):
+    """[N, 16, 16] blocks onto the diagonal of a matrix [16 N, 16 N], zero elsewhere."""
+    full = tl.where(diagonal, blocks[:, :, None, :], 0.0)
+    return tl.reshape(full, [16 * N, 16 * N])
+
+
+@triton.jit
+def unit_lower_inverse(a, ROWS: tl.constexpr):
+    """(I + a)^-1 for a strictly lower triangular, fp32 [ROWS, ROWS]; ROWS is 16, 32 or 64.
+
+    By halves: where T inverts the diagonal blocks of size s, T - T M T inverts those of size 2s,
+    with M the part of a between the two halves of each. Nothing grows on the way, as it would in a
+    power series: every T consists of blocks of the result.
+    """
+    BLOCKS: tl.constexpr = ROWS // 16
+    row = tl.arange(0, 16)[:, None]
+    column = tl.arange(0, 16)[None, :]
+    block = tl.arange(0, BLOCKS)
+    diagonal = (block[:, None] == block[None, :])[:, None, :, None]
+    if BLOCKS == 1:
+        part = a
+    else:
+        part = tl.sum(tl.where(diagonal, tl.reshape(a, [BLOCKS, 16, BLOCKS, 16]), 0.0), 2)
+        row = row[None, :, :]
+        column = column[None, :, :]
+    # Between the halves of size 1, M is all that there is.
+    inverse = tl.where(row == column, 1.0, 0.0) - tl.where(row // 2 == column // 2, part, 0.0)
+    for level in tl.static_range(1, 4):
+        whole = row // (2 << level) == column // (2 << level)
+        between = tl.where(whole & (row // (1 << level) != column // (1 << level)), part, 0.0)
+        right = tl.dot(between, inverse, input_precision="tf32x3")
+        inverse -= tl.dot(inverse, right, input_precision="tf32x3")
+    if BLOCKS > 1:
+        inverse = joined_blocks(inverse, diagonal, BLOCKS)
+        row = tl.arange(0, ROWS)[:, None]
+        column = tl.arange(0, ROWS)[None, :]
+        for level in tl.static_range(4, 6):
+            if (1 << level) < ROWS:
+                whole = row // (2 << level) == column // (2 << level)
+                between = tl.where(whole & (row // (1 << level) != column // (1 << level)), a, 0.0)
+                right = tl.dot(between, inverse, input_precision="tf32x3")
+                inverse -= tl.dot(inverse, right, input_precision="tf32x3")
+    return inverse
