@@ -200,8 +200,11 @@ def _run_turn(
     _bind_recurrent(model)
     with cache.in_use():
         history = cache.history_for(ids, mask)
-        merge = cache.adapter.merge(model)
-        new = read_input(ids, mask, call, history, cache.last_token, model.config, merge)
+        adapter = cache.adapter
+        new = read_input(
+            ids, mask, call, history, cache.last_token, model.config,
+            adapter.merge(model), adapter.frames_apart,
+        )  # fmt: skip
         answer_length = settings.max_new_tokens or settings.max_length or 0
         turn = Turn(cache, history, config, executor, new, clock, answer_length)
         cache.turn = turn

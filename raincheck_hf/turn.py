@@ -163,7 +163,9 @@ class Turn:
         new = self._new
         grids = {kind: grid.cpu() for kind, (_, grid) in new.pixels.items()}
         adapter, model = self._cache.adapter, self._cache.model
-        positions = adapter.positions(model, new.ids, new.types, grids, history.position).cpu()
+        positions = adapter.positions(
+            model, new.ids, new.types, grids, history.position, new.seconds
+        ).cpu()
         rows = self._embed(positions, grids)
         count = self._count if self._count is not None else int(self._kept.sum())
         # What is kept, then what is not, both in source order.
@@ -186,7 +188,8 @@ class Turn:
             initial=rows.pick(order[:count], multimodal=count - text),
             pending=0 if self._config.drops else waiting,
             rest=rest,
-            next_position=int(positions.max()) + 1,
+            # Not behind the largest: a video's time may run ahead of the text (Qwen2.5-VL).
+            next_position=int(positions[1:, -1].max()) + 1,
             answer_position=positions[:, -1] + 1,
         )
 

@@ -120,9 +120,17 @@ def _fresh_dynamo() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_fresh_dynamo")
 @pytest.mark.parametrize(
-    "compiled", [compile_wrapper, compile_model, compile_forward, compile_layers, compile_parts]
+    ("compiled", "enable_first"),
+    [
+        (compile_wrapper, False),
+        (compile_model, False),
+        (compile_model, True),
+        (compile_forward, False),
+        (compile_forward, True),
+        (compile_layers, False),
+        (compile_parts, True),
+    ],
 )
-@pytest.mark.parametrize("enable_first", [False, True])
 def test_a_compiled_model_answers_alike(
     architecture: str, stock: Any, inputs: Any, compiled: Callable[[Any], Any], enable_first: bool
 ) -> None:

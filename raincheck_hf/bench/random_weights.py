@@ -130,6 +130,34 @@ def prompt(model: Any, height: int, width: int, text: int = 40, seed: int = 0) -
     return {name: tensor.to(model.device) for name, tensor in inputs.items()}
 
 
+def video(
+    model: Any, frames: int, height: int, width: int, text: int = 40, seed: int = 0
+) -> dict[str, Tensor]:
+    """A video of ``frames`` pictures, two a frame of ``height`` × ``width`` tokens."""
+    config, vision = model.config, model.config.vision_config
+    draw = torch.Generator().manual_seed(seed)
+    words = torch.randint(10, 400, (text,), generator=draw)
+    times = frames // vision.temporal_patch_size
+    place = torch.full((height * width,), config.video_token_id)
+    begin, end = (
+        torch.tensor([config.vision_start_token_id]),
+        torch.tensor([config.vision_end_token_id]),
+    )
+    # Each frame stands between marks of its own, behind its time.
+    stamps = torch.randint(10, 400, (times, 3), generator=draw)
+    spans = [part for stamp in stamps for part in (stamp, begin, place, end)]
+    ids = torch.cat([words[: text // 2], *spans, words[text // 2 :]])
+    patch = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+    merge = vision.spatial_merge_size
+    pixels = torch.randn(times * height * width * merge**2, patch, generator=draw)
+    inputs = {
+        "input_ids": ids[None],
+        "pixel_values_videos": pixels.to(model.dtype),
+        "video_grid_thw": torch.tensor([[times, height * merge, width * merge]]),
+    }
+    return {name: tensor.to(model.device) for name, tensor in inputs.items()}
+
+
 def text_turn(model: Any, out: Any, text: int = 20, seed: int = 1) -> dict[str, Tensor]:
     """A follow-up of text: the sequences so far and ``text`` tokens more."""
     draw = torch.Generator().manual_seed(seed)

@@ -50,7 +50,7 @@ class FusedExecutor:
     def run(self, model: Any, work: Pass, buffers: Mapping[int, KeyValueBuffer]) -> PassResult:
         """See ``Executor.run``."""
         self._make_room(work, buffers)
-        few = not work.opening and work.chunk <= work.chunk_size < MOST_ROWS
+        few = not work.opening and (not work.chunk or work.chunk <= work.chunk_size < MOST_ROWS)
         about = self._steps_for(work).descriptor if few else Descriptor(self.plan, 0)
         change = memory = inputs = None
         if self._recurrent:
@@ -79,6 +79,7 @@ class FusedExecutor:
         if self._tower is None:
             self._tower = LeanTower(tower)
         run = self._tower.run if self._tower.fits(tower) else None
+        self._follow()
         return vision.encode(model, pixel_values, grid_thw, kind, run)
 
     def _make_room(self, work: Pass, buffers: Mapping[int, KeyValueBuffer]) -> None:
@@ -104,7 +105,7 @@ class FusedExecutor:
         return steps
 
     def _follow(self) -> None:
-        """Steps share their buffers: one on another stream waits for the one before it."""
+        """Captured passes share their buffers: on another stream they wait for the one before."""
         if self.plan.device.type != "cuda":
             return
         stream = torch.cuda.current_stream(self.plan.device)

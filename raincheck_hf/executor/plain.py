@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from torch import nn
 
@@ -37,18 +37,24 @@ def unplain(
 class Census:
     """Remembers modules and where their weights lie, to tell cheaply that nothing was replaced."""
 
-    def __init__(self, *roots: nn.Module) -> None:
+    def __init__(self, *roots: nn.Module, held: Iterable[tuple[nn.Module, str]] = ()) -> None:
+        """Look at modules and all below them.
+
+        Args:
+            *roots: The modules.
+            held: (owner, name) of what must stay their place. The owners themselves are not held.
+        """
         modules = [module for root in roots for module in root.modules()]
         self._children = [
             (module._modules, name, child)
             for module in modules
             for name, child in module._modules.items()
         ]
+        self._children += [(owner._modules, name, owner._modules[name]) for owner, name in held]
         self._parameters = [
-            (module._parameters, name, parameter, parameter.data_ptr())
+            (module._parameters, name, parameter, 0 if parameter is None else parameter.data_ptr())
             for module in modules
             for name, parameter in module._parameters.items()
-            if parameter is not None
         ]
         self._hooks = [
             hooks
@@ -62,7 +68,8 @@ class Census:
         return (
             all(owner.get(name) is child for owner, name, child in self._children)
             and all(
-                owner.get(name) is parameter and parameter.data_ptr() == address
+                owner.get(name) is parameter
+                and (parameter is None or parameter.data_ptr() == address)
                 for owner, name, parameter, address in self._parameters
             )
             and not any(self._hooks)

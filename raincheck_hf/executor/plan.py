@@ -146,8 +146,6 @@ def why_not(model: Any, demanded: bool) -> str | None:
     config = adapter.text_model(model).config
     if config.rope_parameters.get("rope_type", "default") != "default":
         return f"its rotary embedding is of type {config.rope_parameters['rope_type']!r}"
-    if config.hidden_act != "silu":
-        return f"its activation is {config.hidden_act!r}, not silu"
     return None
 
 
@@ -171,7 +169,9 @@ def make_plan(model: Any) -> Plan:
         axis=axis.to(head.device),
         scaling=float(rotary.attention_scaling),
         deepstack=len(getattr(model.config.vision_config, "deepstack_visual_indexes", ())),
-        census=Census(text, model.lm_head),
+        census=Census(
+            text, model.lm_head, held=((model, "lm_head"), (model.model, "language_model"))
+        ),
     )
 
 
@@ -242,8 +242,13 @@ def _wrapped(model: Any, adapter: Any) -> Iterator[str]:
     allowed = (nn.Linear, nn.Embedding, nn.Conv1d)
     yield from unplain(adapter.text_model(model), "the language model", allowed, mixers)
     yield from unplain(model.lm_head, "lm_head", allowed)
+    for i, layer in enumerate(adapter.text_model(model).layers):
+        if type(layer.mlp.act_fn).__name__ not in ("SiLU", "SiLUActivation"):
+            yield f"layers.{i}.mlp.act_fn is a {type(layer.mlp.act_fn).__name__}, not SiLU"
     for name, module in _linears(model, adapter):
-        if module.bias is not None:
+        if type(module) is not nn.Linear:
+            yield f"{name} is a {type(module).__name__}, not a plain linear layer"
+        elif module.bias is not None:
             yield f"{name} has a bias"
         elif not module.weight.is_contiguous():
             yield f"{name}.weight is not contiguous"

@@ -31,8 +31,8 @@ class Steps:
         logits: [1, vocabulary] of the decode row, of the last pass.
     """
 
-    def __init__(self, plan: Plan, capacity: int, pdl: bool = False) -> None:
-        self._plan, self._capacity, self._pdl = plan, capacity, pdl
+    def __init__(self, plan: Plan, capacity: int) -> None:
+        self._plan, self._capacity = plan, capacity
         self.descriptor = Descriptor(plan, capacity)
         rows = capacity + 1
 
@@ -53,7 +53,7 @@ class Steps:
                 make: Any = _AttentionStep if isinstance(layer.mixer, Attention) else _RecurrentStep
                 key = make.shape(layer.mixer)
                 if key not in self._shared:  # layers run one after the other
-                    self._shared[key] = make(plan, layer.mixer, capacity, pdl)
+                    self._shared[key] = make(plan, layer.mixer, capacity)
                 self._mixers[i] = self._shared[key]
         self._graph: Any = None
 
@@ -69,33 +69,33 @@ class Steps:
         self._launch()
         torch.cuda.synchronize(self._plan.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._launch()
         self._graph = graph
 
     def _launch(self) -> None:
         plan, about = self._plan, self.descriptor
-        gather(about.header, about.lines, plan.table, self._x, self._positions, pdl=self._pdl)
+        gather(about.header, about.lines, plan.table, self._x, self._positions)
         rope_table(
             self._positions, about.header, plan.frequencies, plan.axis, plan.scaling,
-            self._cos, self._sin, plan.dtype, pdl=self._pdl,
+            self._cos, self._sin, plan.dtype,
         )  # fmt: skip
         for i, layer in enumerate(plan.layers):
             self._mixer(i, layer)
             self._feed_forward(layer)
             if self._capacity and i < plan.deepstack:
-                add_deepstack(about.header, about.lines, i, self._x, pdl=self._pdl)
+                add_deepstack(about.header, about.lines, i, self._x)
         linear(
             self._x[self._capacity :], [plan.head], self.logits, self._scratch,
-            norm=plan.final, pdl=self._pdl,
+            norm=plan.final,
         )  # fmt: skip
 
     def _mixer(self, i: int, layer: Layer) -> None:
         mixer = layer.mixer
         step = self._mixers[i]
         if self._capacity:
-            rms_norm(self._x, *_of(layer.before), self._normed, pdl=self._pdl)
-            linear(self._normed, mixer.inputs, step.projected, self._scratch, pdl=self._pdl)
+            rms_norm(self._x, *_of(layer.before), self._normed)
+            linear(self._normed, mixer.inputs, step.projected, self._scratch)
         else:
             linear(
                 self._x,
@@ -103,25 +103,24 @@ class Steps:
                 step.projected,
                 self._scratch,
                 norm=layer.before,
-                pdl=self._pdl,
             )
         about = self.descriptor
         if isinstance(mixer, Attention):
             step.run(mixer, layer, self._cos, self._sin, about.header, about.records[i])
         else:
             step.run(mixer, about.header, about.records[i])
-        linear(step.out, [mixer.output], self._x, self._scratch, residual=self._x, pdl=self._pdl)
+        linear(step.out, [mixer.output], self._x, self._scratch, residual=self._x)
 
     def _feed_forward(self, layer: Layer) -> None:
         if self._capacity:
-            rms_norm(self._x, *_of(layer.between), self._normed, pdl=self._pdl)
-            swiglu(self._normed, layer.gate, layer.up, self._hidden, self._scratch, pdl=self._pdl)
+            rms_norm(self._x, *_of(layer.between), self._normed)
+            swiglu(self._normed, layer.gate, layer.up, self._hidden, self._scratch)
         else:
             swiglu(
                 self._x, layer.gate, layer.up, self._hidden, self._scratch,
-                norm=layer.between, pdl=self._pdl,
+                norm=layer.between,
             )  # fmt: skip
-        linear(self._hidden, [layer.down], self._x, self._scratch, residual=self._x, pdl=self._pdl)
+        linear(self._hidden, [layer.down], self._x, self._scratch, residual=self._x)
 
 
 class _AttentionStep:
@@ -132,8 +131,7 @@ class _AttentionStep:
         out: [rows, heads * dim].
     """
 
-    def __init__(self, plan: Plan, mixer: Attention, capacity: int, pdl: bool) -> None:
-        self._pdl = pdl
+    def __init__(self, plan: Plan, mixer: Attention, capacity: int) -> None:
         rows = capacity + 1
         new = plan.table.new_empty
         self.projected = new(rows, sum(map(len, mixer.inputs)))
@@ -168,12 +166,12 @@ class _AttentionStep:
         """From ``projected`` to ``out``."""
         rotate_and_write(
             self._q, self._k, self._v, mixer.q_norm, mixer.k_norm, cos, sin, header, record,
-            self._turned, offset=layer.before.offset, eps=layer.before.eps, pdl=self._pdl,
+            self._turned, offset=layer.before.offset, eps=layer.before.eps,
         )  # fmt: skip
         region_attention(
             self._turned, header, record, self.out, self._scratch,
             kv_heads=mixer.key_heads, scale=mixer.scale, gate=self._gate,
-            arrivals=self._arrivals, plan=self._plan, pdl=self._pdl,
+            arrivals=self._arrivals, plan=self._plan,
         )  # fmt: skip
 
 
@@ -185,8 +183,7 @@ class _RecurrentStep:
         out: [rows, HV * V].
     """
 
-    def __init__(self, plan: Plan, mixer: Recurrent, capacity: int, pdl: bool) -> None:
-        self._pdl = pdl
+    def __init__(self, plan: Plan, mixer: Recurrent, capacity: int) -> None:
         rows, conv = capacity + 1, mixer.conv
         new = plan.table.new_empty
         self.projected = new(rows, sum(map(len, mixer.inputs)))
@@ -206,15 +203,15 @@ class _RecurrentStep:
         """From ``projected`` to ``out``."""
         rows = (self._mixed, self._a, self._b, self._raw, mixer.conv, mixer.gates, header, record)
         if self._workspace is None:
-            gdn.step(*rows, tuning=cut(gdn.STEP, mixer), pdl=self._pdl)
+            gdn.step(*rows, tuning=cut(gdn.STEP, mixer))
         else:
             cuts = cut(gdn.PREPARE, mixer), cut(gdn.SCAN, mixer)
-            gdn.prepare(*rows, self._workspace, tuning=cuts[0], pdl=self._pdl)
+            gdn.prepare(*rows, self._workspace, tuning=cuts[0])
             gdn.scan(
                 self._raw, mixer.conv, header, record, self._workspace,
-                tuning=cuts[1], pdl=self._pdl,
+                tuning=cuts[1],
             )  # fmt: skip
-        gated_rms_norm(self._raw, mixer.norm, self._z, mixer.eps, self.out, pdl=self._pdl)
+        gated_rms_norm(self._raw, mixer.norm, self._z, mixer.eps, self.out)
 
 
 def cut(tuning: gdn.Tuning, mixer: Recurrent) -> gdn.Tuning:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,7 +26,11 @@ from raincheck_hf.executor.plain import Census, unplain
 from raincheck_hf.kernels.vision_rope import rotation
 from raincheck_hf.models.vision import TowerPass
 
+_Tables = tuple[Tensor, Tensor, Tensor, Tensor]
+
 _TABLES = 8  # grids whose position tables are kept
+_GRAPHS = 4  # grids whose launches are kept captured
+_MOST_CAPTURED = 8192  # patches; more keep the GPU busy for longer than their launches take
 _BACKENDS = [
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
@@ -35,31 +40,88 @@ _BACKENDS = [
 _KNOWN = ("Qwen3VLVisionModel", "Qwen3_5VisionModel")
 
 
+@dataclass(frozen=True)
+class _Captured:
+    """A captured pass: its input's place, the tables that it reads, and what it makes."""
+
+    graph: Any
+    given: Tensor
+    tables: _Tables
+    made: TowerPass
+
+    def run(self, pixel_values: Tensor) -> TowerPass:
+        self.given.copy_(pixel_values)
+        self.graph.replay()
+        made = self.made
+        return replace(
+            made,
+            embeds=made.embeds.clone(),
+            deepstack=[layer.clone() for layer in made.deepstack],
+            merger_input=made.merger_input.clone(),
+            block_input=made.block_input.clone(),
+        )
+
+
 class LeanTower:
-    """Runs one model's vision tower; keeps position tables."""
+    """Runs one model's vision tower; keeps position tables and captured passes."""
 
     def __init__(self, tower: Any) -> None:
         self._census = Census(tower)
         self._fits: bool | None = None
-        self._tables: OrderedDict[Any, tuple[Tensor, Tensor, Tensor, Tensor]] = OrderedDict()
+        self._seen: set[Any] = set()
+        self._graphs: OrderedDict[Any, _Captured] = OrderedDict()
+        self._pool: Any = None
+        self._tables: OrderedDict[Any, _Tables] = OrderedDict()
 
     def fits(self, tower: Any) -> bool:
         """Whether the lean tower computes what this one does, and nobody hooked into it."""
         if self._fits is None or not self._census.holds():
             self._census, self._fits = Census(tower), _plain(tower)
+            self._graphs.clear()
         return self._fits
 
     def run(self, tower: Any, pixel_values: Tensor, grid: list[list[int]]) -> TowerPass:
         """One pass over images or videos.
+
+        A small input is bound by its launches; one whose sizes come again is captured.
 
         Args:
             tower: The vision tower.
             pixel_values: [N, c] patches on the tower's device.
             grid: (t, h, w) in patches of each image or video.
         """
-        indices, weights, cos, sin = self._positions(tower, grid, pixel_values.device)
+        pixel_values = pixel_values.to(tower.patch_embed.proj.weight.dtype)
+        tables = self._positions(tower, grid, pixel_values.device)
+        key = (tuple(map(tuple, grid)), pixel_values.device)
+        if key not in self._graphs:
+            again = key in self._seen
+            self._seen.add(key)
+            if not (again and pixel_values.is_cuda and len(pixel_values) <= _MOST_CAPTURED):
+                return self._launch(tower, pixel_values, grid, tables)
+            self._graphs[key] = self._capture(tower, pixel_values, grid, tables)
+            while len(self._graphs) > _GRAPHS:
+                self._graphs.popitem(last=False)
+        self._graphs.move_to_end(key)
+        return self._graphs[key].run(pixel_values)
+
+    def _capture(
+        self, tower: Any, pixel_values: Tensor, grid: list[list[int]], tables: _Tables
+    ) -> _Captured:
+        """Graphs share their memory: what one returns is copied before the next one runs."""
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        given = pixel_values.clone()
+        torch.cuda.current_stream().synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            made = self._launch(tower, given, grid, tables)
+        return _Captured(graph, given, tables, made)
+
+    def _launch(
+        self, tower: Any, pixel_values: Tensor, grid: list[list[int]], tables: _Tables
+    ) -> TowerPass:
+        indices, weights, cos, sin = tables
         embed = tower.patch_embed.proj
-        x = linear(pixel_values.to(embed.weight.dtype), embed.weight.flatten(1), embed.bias)
+        x = linear(pixel_values, embed.weight.flatten(1), embed.bias)
         places = (tower.pos_embed(indices) * weights[:, :, None]).sum(1)
         x = x + places.to(x.dtype)
         lengths = [h * w for t, h, w in grid for _ in range(t)]
@@ -84,9 +146,7 @@ class LeanTower:
             lengths=lengths,
         )
 
-    def _positions(
-        self, tower: Any, grid: list[list[int]], device: torch.device
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _positions(self, tower: Any, grid: list[list[int]], device: torch.device) -> _Tables:
         """Taps and weights of the position embedding; cosine and sine, fp32 [N, e / 2] each."""
         key = (tuple(map(tuple, grid)), device)
         if key not in self._tables:

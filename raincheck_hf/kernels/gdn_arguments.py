@@ -83,7 +83,7 @@ class Workspace:
         if capacity < 1:
             raise ValueError(f"capacity must be 1 or more, got {capacity}")
         if rows is None:
-            rows = min(64, max(16, triton.next_power_of_2(capacity)))
+            rows = min(32, max(16, triton.next_power_of_2(capacity)))
         if rows not in (16, 32, 64):
             raise ValueError(f"rows of a block must be 16, 32 or 64, got {rows}")
         weight, heads = conv.weight, conv.value_heads

@@ -55,7 +55,7 @@ def best_of_grid(word, board, turn, BLOCKS: tl.constexpr, SEM: tl.constexpr):
     What a block writes to the board ends in the turn's tag, so that a reader knows it from the
     turn before. Turns alternate between two pages: a block writes turn t + 2 once all have written
     t + 1, and they did that after reading t. Two tags tell t and t + 2 apart, and neither is 0,
-    the empty board.
+    the empty board. The number that ends the loop, which all warps share, is the answer itself.
 
     Args:
         word: int64 [], this block's, from -1 to 2^61 - 1.
@@ -85,7 +85,12 @@ def leaders_of_grid(
 
     As `best_of_grid`, but a block has GROUPS groups of tokens, and writes the two best words of
     each. A group's best that is above every group's second is above all that was not written,
-    too. Nothing is read afterwards that another block wrote, so that no order is asked for.
+    too. Nothing but the board is read that another block wrote, so that no order is asked for.
+
+    The words are read once more after all were seen. Where a block has more threads than there are
+    words, several warps load a word, each at its own moment, and one of them answers for it when
+    warps put together what they saw. The others may hold what was there before; words of that
+    round are not fit for use.
 
     Args:
         first: int64 [GROUPS], the best word of each group; -1 where nothing is open.
@@ -107,12 +112,12 @@ def leaders_of_grid(
     slot = tl.arange(0, SLOTS)
     firsts = tl.zeros([SLOTS], tl.int64)
     seconds = tl.zeros([SLOTS], tl.int64)
-    waiting = True
-    while waiting:
+    rounds = 2
+    while rounds > 0:
         firsts = tl.load(page + slot, volatile=True)
         seconds = tl.load(page + SLOTS + slot, volatile=True)
         late = ((firsts & 3) != tag) | ((seconds & 3) != tag)
-        waiting = tl.max(late.to(tl.int32), 0) > 0
+        rounds += tl.max(late.to(tl.int32), 0) - 1
     firsts = firsts >> 2
     firsts = tl.where(firsts > tl.max(seconds >> 2, 0), firsts, -1)
     # Words differ, so that ranks do; those that are out share one that is never asked for.

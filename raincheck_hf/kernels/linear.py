@@ -78,7 +78,6 @@ def linear(
     *,
     norm: Norm | None = None,
     residual: Tensor | None = None,
-    pdl: bool = False,
 ) -> None:
     """Write norm(x) [W_0; W_1; ...]^T + residual to ``out``, in one launch.
 
@@ -89,7 +88,6 @@ def linear(
         scratch: For partial sums.
         norm: In front.
         residual: [T, sum of N_i], contiguous; may be ``out``.
-        pdl: Whether the launch may begin before the one before it ended.
 
     Raises:
         ValueError: A shape, dtype or layout is not as above.
@@ -97,7 +95,7 @@ def linear(
     _check(x, weights, out, norm, residual)
     if not 1 <= len(weights) <= MOST_WEIGHTS:
         raise ValueError(f"1 to {MOST_WEIGHTS} weights; got {len(weights)}")
-    _launch(x, list(weights), out, scratch, norm, residual, swiglu=False, pdl=pdl)
+    _launch(x, list(weights), out, scratch, norm, residual, swiglu=False)
 
 
 def swiglu(
@@ -108,7 +106,6 @@ def swiglu(
     scratch: Scratch,
     *,
     norm: Norm | None = None,
-    pdl: bool = False,
 ) -> None:
     """Write silu(norm(x) G^T) * (norm(x) U^T) to ``out`` [T, N], in one launch; see `linear`.
 
@@ -119,7 +116,7 @@ def swiglu(
         raise ValueError(f"gate {list(gate.shape)} and up {list(up.shape)} must have one shape")
     _check(x, [gate], out, norm, None)
     _check(x, [up], out, norm, None)
-    _launch(x, [gate, up], out, scratch, norm, None, swiglu=True, pdl=pdl)
+    _launch(x, [gate, up], out, scratch, norm, None, swiglu=True)
 
 
 def _launch(
@@ -131,7 +128,6 @@ def _launch(
     residual: Tensor | None,
     *,
     swiglu: bool,
-    pdl: bool,
 ) -> None:
     rows, width = x.shape
     filled = weights + weights[:1] * (MOST_WEIGHTS - len(weights))
@@ -143,8 +139,6 @@ def _launch(
         "NORM": norm is not None,
         "RESIDUAL": residual is not None,
         "SWIGLU": swiglu,
-        "PDL": pdl,
-        **({"launch_pdl": True} if pdl else {}),
     }
     gamma, eps = (norm.weight, norm.eps) if norm else (x, 0.0)
     before = out if residual is None else residual

@@ -15,37 +15,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import silu
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from raincheck_hf.kernels.launch import Repeated
 
 
 @triton.jit
 def _rms_norm(
-    x, x_stride, weight, gate, gate_stride, added, out, total, heads, width, eps,
-    OFFSET: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, WIDTH: tl.constexpr,
-    PDL: tl.constexpr,
+    x, x_stride, weight, gate, gate_stride, out, heads, width, eps,
+    OFFSET: tl.constexpr, GATED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """One row, or one head of one row.
 
     Args:
         x: [T, heads * width], rows ``x_stride`` apart.
         gate: [T, heads * width], rows ``gate_stride`` apart; read where GATED.
-        added: [T, width], contiguous; read where ADD, and then x + added goes to ``total``.
         out: [T, heads * width], contiguous, written.
     """
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
     row = (tl.program_id(0) // heads).to(tl.int64)
     head = tl.program_id(0) % heads
     at = tl.arange(0, WIDTH)
     inside = at < width
     value = tl.load(x + row * x_stride + head * width + at, mask=inside, other=0.0)
-    if ADD:
-        more = tl.load(added + row * width + at, mask=inside, other=0.0)
-        value = (value.to(tl.float32) + more.to(tl.float32)).to(value.dtype)
-        tl.store(total + row * width + at, value, mask=inside)
     wide = value.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide) / width + eps)
     gamma = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32) + OFFSET
@@ -64,14 +54,6 @@ def rms_norm_plain(x: Tensor, weight: Tensor, offset: int, eps: float) -> Tensor
     return (normed * (offset + weight.to(wide.dtype))).to(x.dtype)
 
 
-def add_rms_norm_plain(
-    x: Tensor, added: Tensor, weight: Tensor, offset: int, eps: float
-) -> tuple[Tensor, Tensor]:
-    """Twin of `add_rms_norm`."""
-    total = x + added
-    return total, rms_norm_plain(total, weight, offset, eps)
-
-
 def gated_rms_norm_plain(x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
     """Twin of `gated_rms_norm`; x, gate [T, heads * width], weight [width]."""
     heads = x.reshape(-1, len(weight))
@@ -81,16 +63,14 @@ def gated_rms_norm_plain(x: Tensor, weight: Tensor, gate: Tensor, eps: float) ->
     return (normed * weight.to(wide.dtype) * silu(z)).to(x.dtype).reshape(x.shape)
 
 
-def rms_norm(
-    x: Tensor, weight: Tensor, offset: int, eps: float, out: Tensor, *, pdl: bool = False
-) -> None:
+def rms_norm(x: Tensor, weight: Tensor, offset: int, eps: float, out: Tensor) -> None:
     """Write norm(x) to ``out``; both [T, d], x's rows any distance apart, out contiguous.
 
     Raises:
         ValueError: A shape, dtype or layout is not as above.
     """
     _check(x, weight, out, len(weight))
-    _launch(x, weight, None, None, None, out, offset, eps, pdl)
+    _launch(x, weight, None, out, offset, eps)
 
 
 def repeated_rms_norm(out: Tensor, offset: int, eps: float) -> Callable[[Tensor, Tensor], None]:
@@ -101,7 +81,7 @@ def repeated_rms_norm(out: Tensor, offset: int, eps: float) -> Callable[[Tensor,
     rows, width = out.shape
     padded = triton.next_power_of_2(width)
     options = {
-        "OFFSET": offset, "GATED": False, "ADD": False, "WIDTH": padded, "PDL": False,
+        "OFFSET": offset, "GATED": False, "WIDTH": padded,
         "num_warps": _warps(padded),
     }  # fmt: skip
     launch = Repeated(_rms_norm, (rows,), options)
@@ -109,36 +89,12 @@ def repeated_rms_norm(out: Tensor, offset: int, eps: float) -> Callable[[Tensor,
     def run(x: Tensor, weight: Tensor) -> None:
         _check(x, weight, out, width, contiguous=True)
         with torch.cuda.device_of(x):
-            launch(x, width, weight, x, 0, x, out, out, 1, width, eps)
+            launch(x, width, weight, x, 0, out, 1, width, eps)
 
     return run
 
 
-def add_rms_norm(
-    x: Tensor,
-    added: Tensor,
-    weight: Tensor,
-    offset: int,
-    eps: float,
-    total: Tensor,
-    out: Tensor,
-    *,
-    pdl: bool = False,
-) -> None:
-    """Write x + added to ``total`` and its norm to ``out``; all [T, d]; total may be x.
-
-    Raises:
-        ValueError: A shape, dtype or layout is not as above.
-    """
-    _check(x, weight, out, len(weight))
-    for other in (added, total):
-        _check(other, weight, out, len(weight), contiguous=True)
-    _launch(x, weight, None, added, total, out, offset, eps, pdl)
-
-
-def gated_rms_norm(
-    x: Tensor, weight: Tensor, gate: Tensor, eps: float, out: Tensor, *, pdl: bool = False
-) -> None:
+def gated_rms_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float, out: Tensor) -> None:
     """Write norm(x) * silu(gate) to ``out``, head by head.
 
     Args:
@@ -146,26 +102,22 @@ def gated_rms_norm(
         weight: [V], fp32 or x's dtype.
         eps: Added to the mean square.
         out: [T, heads * V], contiguous.
-        pdl: As in `linear`.
 
     Raises:
         ValueError: A shape, dtype or layout is not as above.
     """
     _check(x, weight, out, out.shape[-1])
     _check(gate, weight, out, out.shape[-1])
-    _launch(x, weight, gate, None, None, out, 0, eps, pdl)
+    _launch(x, weight, gate, out, 0, eps)
 
 
 def _launch(
     x: Tensor,
     weight: Tensor,
     gate: Tensor | None,
-    added: Tensor | None,
-    total: Tensor | None,
     out: Tensor,
     offset: int,
     eps: float,
-    pdl: bool,
 ) -> None:
     width = len(weight)
     heads = out.shape[-1] // width
@@ -173,10 +125,8 @@ def _launch(
     with torch.cuda.device_of(x):
         _rms_norm[(len(x) * heads,)](
             x, x.stride(0), weight, x if gate is None else gate,
-            0 if gate is None else gate.stride(0), x if added is None else added, out if total is
-            None else total, out, heads, width, eps,
-            OFFSET=offset, GATED=gate is not None, ADD=added is not None, WIDTH=padded, PDL=pdl,
-            num_warps=_warps(padded), **({"launch_pdl": True} if pdl else {}),
+            0 if gate is None else gate.stride(0), out, heads, width, eps,
+            OFFSET=offset, GATED=gate is not None, WIDTH=padded, num_warps=_warps(padded),
         )  # fmt: skip
 
 

@@ -13,7 +13,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from raincheck_hf.kernels.descriptor import CHUNK, POSITION, TOKEN, TOKEN_ID
 
@@ -28,7 +27,7 @@ DEEPSTACK_AT = tl.constexpr(3)
 @triton.jit
 def _gather(
     header, lines, line, table, embeds, positions, rows, capacity, width,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row a program: embedding and positions; zeros where the row is not in use.
 
@@ -38,9 +37,6 @@ def _gather(
         embeds: [rows, width], written.
         positions: int64 [3, rows], written.
     """
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
     row = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     axis = tl.arange(0, 4)
@@ -64,11 +60,8 @@ def _gather(
 
 
 @triton.jit
-def _add_deepstack(header, lines, line, layer, x, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _add_deepstack(header, lines, line, layer, x, width, BLOCK: tl.constexpr):
     """x[row] += the row's DeepStack features of one layer, for the chunk rows in use."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
     row = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = (at < width) & (row < tl.load(header + CHUNK))
@@ -84,8 +77,6 @@ def gather(
     table: Tensor,
     embeds: Tensor,
     positions: Tensor,
-    *,
-    pdl: bool = False,
 ) -> None:
     """Collect a pass's rows: ``capacity`` chunk rows, and the decode row behind them.
 
@@ -95,27 +86,24 @@ def gather(
         table: [vocabulary, d], the embedding table, contiguous.
         embeds: [capacity + 1, d], written.
         positions: int64 [3, capacity + 1], written.
-        pdl: Whether the launch may begin before the one before it ended.
     """
     rows, width = embeds.shape
     block = min(1024, triton.next_power_of_2(width))
     with torch.cuda.device_of(embeds):
         _gather[(rows, triton.cdiv(width, block))](
             header, lines, lines.shape[1], table, embeds, positions, rows, rows - 1, width,
-            BLOCK=block, PDL=pdl, num_warps=4, **({"launch_pdl": True} if pdl else {}),
+            BLOCK=block, num_warps=4,
         )  # fmt: skip
 
 
-def add_deepstack(
-    header: Tensor, lines: Tensor, layer: int, x: Tensor, *, pdl: bool = False
-) -> None:
+def add_deepstack(header: Tensor, lines: Tensor, layer: int, x: Tensor) -> None:
     """Add DeepStack layer ``layer``'s features to the chunk rows of x [capacity + 1, d]."""
     width = x.shape[1]
     block = min(1024, triton.next_power_of_2(width))
     with torch.cuda.device_of(x):
         _add_deepstack[(len(lines), triton.cdiv(width, block))](
             header, lines, lines.shape[1], layer, x, width,
-            BLOCK=block, PDL=pdl, num_warps=4, **({"launch_pdl": True} if pdl else {}),
+            BLOCK=block, num_warps=4,
         )  # fmt: skip
 
 

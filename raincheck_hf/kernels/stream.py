@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -27,7 +26,7 @@ def _row(
     w0, w1, w2, w3, n0, n1, n2, n3,
     eps, OFFSET: tl.constexpr, K: tl.constexpr,
     NORM: tl.constexpr, RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One row. Products are added up elementwise in fp32 and reduced once at the end.
 
@@ -50,8 +49,6 @@ def _row(
             w, count, column, block = w1, n1, n0, block - b0
     n = block * BN + tl.arange(0, BN)
     inside = n < count
-    if PDL:
-        gdc_wait()
     acc = tl.zeros([BN, BK], tl.float32)
     acc2 = tl.zeros([BN, BK], tl.float32)
     square = tl.zeros([BK], tl.float32)
@@ -68,8 +65,6 @@ def _row(
         acc += weight.to(tl.float32) * a[None, :]
         if SWIGLU:
             acc2 += weight2.to(tl.float32) * a[None, :]
-    if PDL:
-        gdc_launch_dependents()
     y = tl.sum(acc, 1)
     if NORM:
         scale = tl.rsqrt(tl.sum(square) / K + eps)
@@ -91,7 +86,7 @@ def _rows(
     eps, OFFSET: tl.constexpr, K: tl.constexpr,
     NORM: tl.constexpr, RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    SPLIT: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    SPLIT: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Up to BM rows, by tensor cores. K may be split; the last program to arrive adds up.
 
@@ -118,8 +113,6 @@ def _rows(
     m = tl.arange(0, BM)
     inside = n < count
     live = m < rows
-    if PDL:
-        gdc_wait()
     acc = tl.zeros([BN, BM], tl.float32)
     acc2 = tl.zeros([BN, BM], tl.float32)
     square = tl.zeros([BM], tl.float32)
@@ -142,8 +135,6 @@ def _rows(
         acc = tl.dot(weight, a, acc, input_precision=PRECISION)
         if SWIGLU:
             acc2 = tl.dot(weight2, a, acc2, input_precision=PRECISION)
-    if PDL:
-        gdc_launch_dependents()
     if SPLIT > 1:
         here = tl.arange(0, BN)[:, None] * BM + m[None, :]
         SIZE: tl.constexpr = BN * BM * (2 if SWIGLU else 1) + BM

@@ -15,7 +15,19 @@ from raincheck_hf.kernels import choice
 from raincheck_hf.kernels import greedy as plain
 from raincheck_hf.selection import greedy
 
-PROGRAM = Path(__file__).with_name("interpreted_kernels.py")
+HERE = Path(__file__).parent
+
+
+def run_program(name: str, *arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(HERE / name), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.stdout.strip() == "agrees", done.stderr[-3000:]
 
 
 @pytest.mark.parametrize(
@@ -24,15 +36,12 @@ PROGRAM = Path(__file__).with_name("interpreted_kernels.py")
 )
 def test_interpreted_kernels_agree_with_their_twins(core: str) -> None:
     pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), core],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.stdout.strip() == "agrees", done.stderr[-3000:]
+    run_program("interpreted_kernels.py", core)
+
+
+def test_interpreted_blocks_agree_on_their_picks() -> None:
+    pytest.importorskip("triton")
+    run_program("interpreted_blocks.py")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

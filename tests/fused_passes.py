@@ -1,0 +1,47 @@
+"""Two turns on executor `fused` against `modules`, kernels interpreted. A program: see below.
+
+Triton interprets only if told at its import, so this runs by itself:
+``python fused_passes.py ARCHITECTURE``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+from harness import answer_of, distance, enabled_model, logits_of, run_turn
+from reference import next_turn, random_inputs
+
+from raincheck_hf import RaincheckConfig
+
+torch.set_num_threads(1)
+
+
+def main(architecture: str) -> None:
+    model = enabled_model(architecture)
+    inputs = random_inputs(model, 1, "one image")
+    again = random_inputs(model, 11, "text only")
+
+    def two_turns(executor: str) -> list[torch.Tensor]:
+        # A plain pass, one with a whole chunk, one with a part of it, and a chunk by itself.
+        config = RaincheckConfig(
+            selector="random", chunk_size=3, guard_tokens=1, completion="blocking",
+            completion_chunk_size=4, executor=executor, retention=0.4,
+        )  # fmt: skip
+        one = run_turn(model, inputs, config, 4)
+        assert one.raincheck.executor == executor
+        assert one.raincheck.restored_in_answer > 3
+        whole = next_turn(inputs, answer_of(one, inputs), again)
+        two = run_turn(model, whole, config, 2, cache=one.cache)
+        return [logits_of(one), logits_of(two)]
+
+    for ours, theirs in zip(two_turns("fused"), two_turns("modules"), strict=True):
+        assert distance(ours, theirs) < 1e-4, distance(ours, theirs)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+    print("agrees")
