@@ -98,7 +98,7 @@ def decode(
     """
     if chunk and not config.fuse:
         logits = decode(cache, executor, token, 0, config)
-        restore(cache, executor, chunk)
+        restore(cache, executor, chunk, chunk_size=config.chunk_size)
         return logits
     now = cache.conversation
     groups: tuple[Group, ...] = (now.regions.decode_group(),)
@@ -125,6 +125,7 @@ def restore(
     executor: Executor,
     chunk: int,
     ready: Callable[[], None] | None = None,
+    chunk_size: int = 0,
 ) -> None:
     """Restore the next ``chunk`` deferred tokens without a decode row.
 
@@ -133,6 +134,7 @@ def restore(
         executor: What runs the pass.
         chunk: Deferred tokens; where memory runs out they are restored in smaller parts.
         ready: Called between the pass and its publication.
+        chunk_size: As in ``Pass``, where passes of this shape come again and again.
 
     Raises:
         torch.OutOfMemoryError: One token at a time does not fit either; says what to lower.
@@ -147,6 +149,7 @@ def restore(
             groups=(now.regions.chunk_group(chunk),),
             recurrent=now.recurrent,
             wants_logits=False,
+            chunk_size=chunk_size,
         ),
         smallest=chunk == 1,
     )

@@ -20,7 +20,7 @@ from raincheck_hf.inputs import NewInput, query_mask
 from raincheck_hf.models import vision
 from raincheck_hf.report import RaincheckReport, TurnClock
 from raincheck_hf.schedule import decode_chunk
-from raincheck_hf.selection import Selection, SelectionContext, select
+from raincheck_hf.selection import Selection, SelectionContext, is_built_in, select
 
 # Slots allocated ahead for the answer; longer answers grow the buffers.
 _MOST_RESERVED = 1024
@@ -174,7 +174,7 @@ class Turn:
         text = int((new.types == 0).sum())
 
         def rest() -> DeferredRows:
-            if self._selection is not None:
+            if self._selection is not None and self._selection.scores.is_cuda:
                 self._selection.check()
             later = order[count:]
             if self._config.order == "relevance":
@@ -253,8 +253,11 @@ class Turn:
             attention=lambda: seen.attention,
             seed=config.seed,
         )
+        # A user's own scores are looked at before the language model runs; for ours, which are
+        # finite wherever the picture is, a GPU does not wait: they are looked at before publishing.
+        trusted = context.device.type == "cuda" and is_built_in(config.selector)
         selection = select(
-            context, config.selector, config.retention, config.retention_scope, wait=False
+            context, config.selector, config.retention, config.retention_scope, wait=not trusted
         )
         seen.release()
         self._clock.stop("select_ms")

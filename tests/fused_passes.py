@@ -38,6 +38,18 @@ def main(architecture: str) -> None:
         two = run_turn(model, whole, config, 2, cache=one.cache)
         return [logits_of(one), logits_of(two)]
 
+    serial = RaincheckConfig(
+        selector="random", chunk_size=3, guard_tokens=0, fuse=False, completion="lazy",
+        executor="fused",
+    )  # fmt: skip
+    apart = run_turn(model, inputs, serial, 2)
+    assert apart.raincheck.restored_per_step == [3]
+    together = run_turn(model, inputs, serial.replace(executor="modules"), 2)
+    assert distance(logits_of(apart), logits_of(together)) < 1e-4
+    state, same = (out.cache.conversation.recurrent for out in (apart, together))
+    for layer in state:
+        assert distance(state[layer].live.state, same[layer].live.state) < 1e-4
+
     for ours, theirs in zip(two_turns("fused"), two_turns("modules"), strict=True):
         assert distance(ours, theirs) < 1e-4, distance(ours, theirs)
 

@@ -17,9 +17,10 @@ from raincheck_hf.bench.context import context_table, seen
 from raincheck_hf.bench.gaps import gaps_table
 from raincheck_hf.bench.kinds import base_of, of_one_kind, read_kinds
 from raincheck_hf.bench.memory import memory_table
+from raincheck_hf.bench.requirements import requirements_table
 from raincheck_hf.bench.rows import Row
 from raincheck_hf.bench.state_map import state_map_table
-from raincheck_hf.bench.summary import Line, summarise
+from raincheck_hf.bench.summary import Line, point_of, summarise
 from raincheck_hf.bench.sweep import AXES, VALUES, points_from, sweep_tables
 from raincheck_hf.bench.tables import Table, tabulated
 
@@ -96,6 +97,10 @@ def _quality(rows: Sequence[Row]) -> dict[str, list[Table]]:
     usual = [line for line in lines if line.way in _TABLED and base.fits(line)]
     for task in dict.fromkeys(line.task for line in usual):
         found[task] = tabulated([line for line in usual if line.task == task])
+    shown = {line.point for line in usual}
+    asked = requirements_table([row for row in rows if point_of(row) in shown])
+    if asked and "reading" in found:
+        found["reading"].append(asked)
     swept = _swept(lines)
     for axis in AXES:
         points = [

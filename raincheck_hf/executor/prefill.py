@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from raincheck_hf.buffers import KeyValueBuffer, Rows
 from raincheck_hf.executor.described import Descriptor
 from raincheck_hf.executor.plan import Attention, Plan, Recurrent
-from raincheck_hf.executor.steps import cut, split_heads
+from raincheck_hf.executor.steps import split_heads
 from raincheck_hf.kernels import gdn
 from raincheck_hf.kernels.attention_kernels import region_attention
 from raincheck_hf.kernels.attention_plan import plan_attention, scratch_size
@@ -118,11 +118,8 @@ class Prefill:
         conv, header = mixer.conv, self._about.header
         if self._workspace is None:
             self._workspace = gdn.Workspace.allocate(conv, self._chunk)
-        gdn.prepare(
-            mixed, a, b, out, conv, mixer.gates, header, record, self._workspace,
-            tuning=cut(gdn.PREPARE, mixer),
-        )  # fmt: skip
-        gdn.scan(out, conv, header, record, self._workspace, tuning=cut(gdn.SCAN, mixer))
+        gdn.prepare(mixed, a, b, out, conv, mixer.gates, header, record, self._workspace)
+        gdn.scan(out, conv, header, record, self._workspace)
         out = out[: len(h)]
         gated_rms_norm(out, mixer.norm, z, mixer.eps, out)
         return out

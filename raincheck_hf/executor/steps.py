@@ -6,7 +6,6 @@ captured once and replayed for any conversation.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -203,21 +202,11 @@ class _RecurrentStep:
         """From ``projected`` to ``out``."""
         rows = (self._mixed, self._a, self._b, self._raw, mixer.conv, mixer.gates, header, record)
         if self._workspace is None:
-            gdn.step(*rows, tuning=cut(gdn.STEP, mixer))
+            gdn.step(*rows)
         else:
-            cuts = cut(gdn.PREPARE, mixer), cut(gdn.SCAN, mixer)
-            gdn.prepare(*rows, self._workspace, tuning=cuts[0])
-            gdn.scan(
-                self._raw, mixer.conv, header, record, self._workspace,
-                tuning=cuts[1],
-            )  # fmt: skip
+            gdn.prepare(*rows, self._workspace)
+            gdn.scan(self._raw, mixer.conv, header, record, self._workspace)
         gated_rms_norm(self._raw, mixer.norm, self._z, mixer.eps, self.out)
-
-
-def cut(tuning: gdn.Tuning, mixer: Recurrent) -> gdn.Tuning:
-    """A tuning that fits the mixer's heads, which may be narrower than real ones."""
-    widest = min(mixer.conv.key_dim, mixer.conv.value_dim)
-    return replace(tuning, width=min(tuning.width, widest))
 
 
 def split_heads(

@@ -52,7 +52,8 @@ from raincheck_hf.kernels.suffix_map import Convolution
 
 __all__ = ["Gates", "Tuning", "Workspace", "join", "map_step", "prepare", "scan", "step"]
 
-STEP = SCAN = MAP_STEP = Tuning(32, 4)
+STEP = MAP_STEP = Tuning(32, 4)
+SCAN = Tuning(16, 4)
 JOIN = Tuning(32, 8)
 # Few wide programs for the decode row: beside those of the chunk, all run at once.
 PREPARE = Tuning(128, 8)

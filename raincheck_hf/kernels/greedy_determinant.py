@@ -99,7 +99,7 @@ def determinant(
     ceiling: float | None = None,
     *,
     blocks: int | None = None,
-    warps: int = 4,
+    warps: int = 8,
     depth: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `greedy.determinant`, in one launch; given a ceiling, without waiting for it.
@@ -146,7 +146,7 @@ def determinant(
             scale,
             BLOCKS=blocks,
             COLS=cols,
-            DEPTH=depth or max(16, min(128, 4096 // cols)),
+            DEPTH=depth or max(16, min(256, 8192 // cols)),
             STEP=KEY_STEP,
             **launch_options(kernel, warps),
         )

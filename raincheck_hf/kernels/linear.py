@@ -148,7 +148,7 @@ def _launch(
             blocks = sum(triton.cdiv(count, one["BN"]) for count in columns)
             stream._row[(blocks,)](x, gamma, before, out, *filled, *counts, eps, **shared, **one)
             return
-        many = many_rows(rows, width, sum(columns), swiglu)
+        many = many_rows(rows, width, sum(columns), swiglu, x.element_size())
         blocks = sum(triton.cdiv(count, many["BN"]) for count in columns)
         tile = many["BM"] * (many["BN"] * (2 if swiglu else 1) + 1)
         if many["SPLIT"] > 1:
@@ -166,7 +166,7 @@ def one_row(width: int, columns: int) -> dict[str, int]:
     return {"BN": 16, "BK": wide, "STAGES": 3 if columns > 16384 else 5, "num_warps": 4}
 
 
-def many_rows(rows: int, width: int, columns: int, swiglu: bool) -> dict[str, int]:
+def many_rows(rows: int, width: int, columns: int, swiglu: bool, itemsize: int) -> dict[str, int]:
     """Launch parameters for 2 to 64 rows; chosen on an H200, see STREAM.md."""
     padded = max(16, triton.next_power_of_2(rows))
     block = 32 if swiglu and padded <= 32 else 64
@@ -175,7 +175,9 @@ def many_rows(rows: int, width: int, columns: int, swiglu: bool) -> dict[str, in
     if width % wide == 0 and width >= 8 * wide and triton.cdiv(columns, block) < 132:
         split = 4 if width > 8192 and padded == 16 else 2
     return {
-        "BM": padded, "BN": block, "BK": wide, "SPLIT": split, "STAGES": 4, "num_warps": 4,
+        "BM": padded, "BN": block, "BK": wide, "SPLIT": split,
+        "STAGES": 4 if itemsize == 2 else 2,  # what shared memory holds
+        "num_warps": 4,
     }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from raincheck_hf.selection.context import SelectionContext
 from raincheck_hf.selection.registry import (
     Selector,
     get_selector,
+    is_built_in,
     list_selectors,
     register_selector,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "SelectionContext",
     "Selector",
     "get_selector",
+    "is_built_in",
     "keep_count",
     "list_selectors",
     "register_selector",

@@ -28,7 +28,7 @@ def register_selector(name: str) -> Callable[[_F], _F]:
 
     def add(function: _F) -> _F:
         taken = _SELECTORS.get(name)
-        if not name or (taken is not None and taken.__module__.startswith(_OWN_MODULES)):
+        if not name or (taken is not None and is_built_in(taken)):
             raise ValueError(f"selector name {name!r} is empty or built in; choose another")
         _SELECTORS[name] = function
         return function
@@ -55,6 +55,11 @@ def get_selector(selector: str | Selector) -> Selector:
 def list_selectors() -> list[str]:
     """All registered names, sorted."""
     return sorted(_SELECTORS)
+
+
+def is_built_in(selector: str | Selector) -> bool:
+    """Whether a selector is one of the package's own."""
+    return str(getattr(get_selector(selector), "__module__", "")).startswith(_OWN_MODULES)
 
 
 def selector_name(selector: str | Selector) -> str:
