@@ -4,8 +4,9 @@ One worker thread a model takes one chunk of each waiting conversation in turn. 
 conversations weakly: what nobody holds any more is dropped within one chunk. The thread ends when
 nothing waits, and when the interpreter exits.
 
-On a GPU the chunks run on a stream of their own; the worker waits for each chunk before the next,
-so that work never piles up in front of a step. Completion is for the gap between turns: while some
+On a GPU the chunks run on a stream of their own, on each GPU that holds a part of the conversation.
+The worker waits for all of them after each chunk: nothing is published that a GPU still works on,
+and work never piles up in front of a step. Completion is for the gap between turns: while some
 conversation of the model is being answered, the worker rests nine times as long as a chunk took.
 """
 
@@ -15,8 +16,8 @@ import atexit
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
@@ -36,10 +37,12 @@ class Job:
     Attributes:
         error: What a chunk raised, for the barrier.
         done: Set when the worker has let go of the job for good.
+        behind: Streams of the caller, one a GPU, that hold the conversation's own kernels.
     """
 
     def __init__(self, cache: RaincheckCache) -> None:
         self.cache = ref(cache)
+        self.behind = [torch.cuda.current_stream(gpu) for gpu in _gpus(cache)]
         self.error: BaseException | None = None
         self.done = threading.Event()
 
@@ -132,37 +135,50 @@ class Completer:
         if cache is None or cache.closed:
             return False
         try:
-            device = cache.conversation.deferred.device
-            with torch.no_grad(), self._on_stream(device) as stream:
-                cache.restore_chunk(ready=stream.synchronize if stream is not None else None)
+            with torch.no_grad(), self._own_streams(job) as wait:
+                cache.restore_chunk(ready=wait)
             return cache.pending > 0
         except BaseException as error:  # handed to the barrier, whatever it is
             job.error = error
             return False
 
-    def _on_stream(self, device: torch.device) -> AbstractContextManager[Any]:
-        if device.type != "cuda":
-            return nullcontext()
+    @contextmanager
+    def _own_streams(self, job: Job) -> Iterator[Callable[[], None]]:
+        """Run on streams of the worker's own, behind the conversation's kernels on each GPU.
+
+        Yields:
+            What waits for all of them. It is called at the end in any case: a pass that failed may
+            have kernels under way that write to memory which is about to be freed.
+        """
+        own = [self._stream(behind.device) for behind in job.behind]
+
+        def wait() -> None:
+            for stream in own:
+                stream.synchronize()
+
+        with ExitStack() as entered:
+            for stream, behind in zip(own, job.behind, strict=True):
+                stream.wait_stream(behind)
+                entered.enter_context(torch.cuda.stream(stream))
+            entered.callback(wait)
+            yield wait
+
+    def _stream(self, device: torch.device) -> Any:
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)
-        stream = self._streams[device]
-        # The conversation's own kernels come first.
-        stream.wait_stream(torch.cuda.default_stream(device))
-        return _StreamContext(stream)
+        return self._streams[device]
 
 
-class _StreamContext:
-    """``torch.cuda.stream`` that hands out the stream."""
+def _gpus(cache: RaincheckCache) -> list[torch.device]:
+    """GPUs that hold a part of the conversation, where its deferred rows wait last.
 
-    def __init__(self, stream: Any) -> None:
-        self._stream, self._context = stream, torch.cuda.stream(stream)
-
-    def __enter__(self) -> Any:
-        self._context.__enter__()
-        return self._stream
-
-    def __exit__(self, *exc: Any) -> None:
-        self._context.__exit__(*exc)
+    Entering a stream makes its GPU the current one, and passes start from the deferred rows.
+    """
+    first = cache.conversation.deferred.device
+    kept = [buffer.keys for buffer in cache.buffers.values()]
+    kept += [state.live.state for state in cache.conversation.recurrent.values()]
+    places = {tensor.device for tensor in kept if tensor is not None}
+    return [place for place in (*sorted(places - {first}, key=str), first) if place.type == "cuda"]
 
 
 _guard = threading.Lock()

@@ -47,8 +47,9 @@ class RaincheckConfig:
         completion: When the rest is restored after the answer: in the ``"background"``,
             ``"blocking"`` before ``generate`` returns, or ``"lazy"``, when next needed.
         completion_chunk_size: Deferred tokens restored in one completion pass, 1 or more.
-        executor: ``"modules"`` (the model's own layers) or ``"auto"``. ``"fused"`` is reserved, and
-            refused by ``generate`` in this release.
+        executor: ``"modules"`` runs the model's own layers; ``"fused"`` runs Triton kernels and
+            captured steps on its weights, and is refused where it cannot. ``"auto"`` takes fused
+            for plain bf16 or fp16 weights on one CUDA device, else modules, and logs which and why.
         fuse: Chunk and decode row in one pass; False runs them one after the other (ablation).
         seed: Seed for selectors that draw, 0 or more.
 

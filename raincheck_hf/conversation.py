@@ -101,7 +101,10 @@ def adopt_tensors(conversation: Conversation) -> None:
     Without it, memory freed here could be handed out on that stream while our kernels read it.
     """
     for state in conversation.recurrent.values():
-        for checkpoint in (state.prefix, state.live):
-            for tensor in (checkpoint.state, checkpoint.history):
-                if tensor.is_cuda:
-                    tensor.record_stream(torch.cuda.current_stream(tensor.device))
+        tensors = [state.prefix.state, state.prefix.history, state.live.state, state.live.history]
+        tensors += [each for each in (state.lead_state, state.phi) if each is not None]
+        if state.lead is not None:
+            tensors += [state.lead.inputs, state.lead.g, state.lead.beta]
+        for tensor in tensors:
+            if tensor.is_cuda:
+                tensor.record_stream(torch.cuda.current_stream(tensor.device))

@@ -19,9 +19,9 @@ class _HostMark:
 
 
 class _DeviceMark:
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.event = torch.cuda.Event(enable_timing=True)
-        self.event.record()
+        self.event.record(torch.cuda.current_stream(device))
 
     def until(self, later: _DeviceMark) -> float:
         later.event.synchronize()
@@ -30,7 +30,7 @@ class _DeviceMark:
 
 def mark(device: torch.device) -> Any:
     """Record a point in time without waiting: an event on a GPU, the clock elsewhere."""
-    return _DeviceMark() if device.type == "cuda" else _HostMark()
+    return _DeviceMark(device) if device.type == "cuda" else _HostMark()
 
 
 @dataclass

@@ -31,8 +31,10 @@ from hypothesis import strategies as st
 from reference import Reference, next_turn, random_inputs
 
 from raincheck_hf import RaincheckCache, RaincheckConfig, completion
+from raincheck_hf.conversation import Conversation, adopt_tensors
 from raincheck_hf.executor.modules import ModulesExecutor
 from raincheck_hf.progress import Progress, progress_bar
+from raincheck_hf.recurrent import Checkpoint, Factors, RecurrentState
 
 CONFIG = RaincheckConfig(selector="random", chunk_size=3, guard_tokens=2, completion_chunk_size=2)
 
@@ -170,9 +172,10 @@ def test_out_of_memory_retries_smaller_and_keeps_what_was_restored(
     stock, sizes = ModulesExecutor.run, []
 
     def tight(executor: Any, model: Any, work: Any, buffers: Any) -> Any:
-        if not work.opening and len(work.rows) > limit:
+        rows = sum(group.rows for group in work.groups)
+        if not work.opening and rows > limit:
             raise torch.OutOfMemoryError("injected")
-        sizes.append(len(work.rows))
+        sizes.append(rows)
         return stock(executor, model, work, buffers)
 
     limit = 2
@@ -583,3 +586,114 @@ left = time.time()
     )
     assert float(done.stdout.split()[-1]) < 3  # one chunk of 0.2 s, and the rest of the pass
     assert not done.stderr.count("Traceback"), done.stderr
+
+
+# A conversation over several GPUs, with stand-ins for them
+
+GPUS = [torch.device("cuda", 0), torch.device("cuda", 1)]
+
+
+class Gpus:
+    """Streams of GPUs that are not there, and which of them have work that nobody waited for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.busy: set[Any] = set()
+        self.stack: list[Any] = []
+        self.behind: list[tuple[Any, Any]] = []
+        callers = {gpu: self._new(gpu) for gpu in GPUS}
+        stand_ins = {
+            "Stream": self._new,
+            "stream": self._entered,
+            "current_stream": callers.__getitem__,
+            "default_stream": callers.__getitem__,
+        }
+        for name, stand_in in stand_ins.items():
+            monkeypatch.setattr(torch.cuda, name, stand_in)
+        self.callers = callers
+
+    def _new(self, device: torch.device) -> Any:
+        stream = SimpleNamespace(device=device)
+        stream.wait_stream = lambda other: self.behind.append((device, other))
+        stream.synchronize = lambda: self.busy.discard(device)
+        return stream
+
+    @contextlib.contextmanager
+    def _entered(self, stream: Any) -> Iterator[None]:
+        self.stack.append(stream)
+        try:
+            yield
+        finally:
+            assert self.stack.pop() is stream
+
+    def launch(self) -> None:
+        """A pass with layers on every GPU."""
+        assert {stream.device for stream in self.stack} == set(GPUS)
+        assert self.stack[-1].device == GPUS[0]  # the current GPU, where passes start
+        self.busy |= set(GPUS)
+
+
+class Spread:
+    """A conversation whose rows wait on the first GPU, with keys on both."""
+
+    closed = False
+    pending = 0
+
+    def __init__(self, gpus: Gpus, fail: bool) -> None:
+        self.gpus, self.fail = gpus, fail
+        self.seen: list[set[Any]] = []
+        self.conversation = SimpleNamespace(deferred=SimpleNamespace(device=GPUS[0]), recurrent={})
+        self.buffers = {
+            i: SimpleNamespace(keys=SimpleNamespace(device=gpu)) for i, gpu in enumerate(GPUS)
+        }
+        self.buffers[2] = SimpleNamespace(keys=None)  # not written yet
+
+    def restore_chunk(self, ready: Any) -> None:
+        self.gpus.launch()
+        if self.fail:
+            raise RuntimeError("injected")
+        ready()
+        self.seen.append(set(self.gpus.busy))
+
+
+@pytest.mark.parametrize("fail", [False, True])
+def test_completion_waits_for_every_gpu_of_the_conversation(
+    monkeypatch: pytest.MonkeyPatch, fail: bool
+) -> None:
+    gpus = Gpus(monkeypatch)
+    cache = Spread(gpus, fail)
+    worker = completion.Completer()
+    job = worker.submit(cache)
+    assert job.done.wait(10)
+    assert gpus.behind == [(gpu, gpus.callers[gpu]) for gpu in reversed(GPUS)]
+    assert not gpus.busy and not gpus.stack  # a failed pass may still be writing, too
+    if fail:
+        assert isinstance(job.error, RuntimeError) and str(job.error) == "injected"
+    else:
+        assert job.error is None
+        assert cache.seen == [set()]  # nothing was under way when the chunk was published
+
+
+def test_what_the_background_made_is_adopted_where_it_lies() -> None:
+    """A job withdrawn half-way leaves factors and a lead state behind that later joins read."""
+
+    class OnGpu:
+        is_cuda = True
+
+        def __init__(self, index: int) -> None:
+            self.device = GPUS[index]
+            self.users: list[Any] = []
+
+        def record_stream(self, stream: Any) -> None:
+            self.users.append(stream)
+
+    def state(index: int) -> tuple[Any, list[OnGpu]]:
+        made = [OnGpu(index) for _ in range(9)]
+        prefix, live, lead = Checkpoint(*made[:2]), Checkpoint(*made[2:4]), Factors(*made[4:7])
+        return RecurrentState(prefix, live, lead, made[7], made[8]), made
+
+    (one, on_first), (two, on_second) = state(0), state(1)
+    with pytest.MonkeyPatch.context() as patch:
+        gpus = Gpus(patch)
+        adopt_tensors(Conversation(recurrent={0: one, 1: two}))
+    assert all(tensor.users == [gpus.callers[GPUS[0]]] for tensor in on_first)
+    assert all(tensor.users == [gpus.callers[GPUS[1]]] for tensor in on_second)

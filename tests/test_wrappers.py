@@ -30,7 +30,7 @@ from raincheck_hf import (
 )
 from raincheck_hf.bench import data_parallel
 from raincheck_hf.bench.random_weights import build
-from raincheck_hf.bench.wrappers import converse, split
+from raincheck_hf.bench.wrappers import WAYS, converse, split
 
 
 @pytest.fixture
@@ -209,8 +209,10 @@ def test_data_parallel_answers_are_those_of_one_process() -> None:
 def test_the_measured_conversation_restores_everything(size: str) -> None:
     model = enable_raincheck(build(size, "cpu"))
     spoken = converse(model, side=6, tokens=8)
-    assert len(spoken.tokens) == len(spoken.logits) == 16
+    assert len(spoken.tokens) == sum(map(len, spoken.logits)) == 16
     assert model.raincheck_report.pending == 0
+    later = converse(model, side=6, tokens=8, way=WAYS["background"])
+    assert later.pending == [36 - 11, 0]  # 30 % of 36 tokens, rounded up, are in the prefill
 
 
 # Sharded models

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from raincheck_hf.bench.context import context_table, seen
@@ -21,8 +22,9 @@ from raincheck_hf.bench.requirements import requirements_table
 from raincheck_hf.bench.rows import Row
 from raincheck_hf.bench.state_map import state_map_table
 from raincheck_hf.bench.summary import Line, point_of, summarise
-from raincheck_hf.bench.sweep import AXES, VALUES, points_from, sweep_tables
+from raincheck_hf.bench.sweep import AXES, RIVALS, VALUES, Point, points_from, sweep_tables
 from raincheck_hf.bench.tables import Table, tabulated
+from raincheck_hf.config import RaincheckConfig
 
 _PLACE = re.compile(r"(<!-- table (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.S)
 
@@ -104,9 +106,7 @@ def _quality(rows: Sequence[Row]) -> dict[str, list[Table]]:
     swept = _swept(lines)
     for axis in AXES:
         points = [
-            point
-            for selector in swept
-            for point in points_from(base.config(selector), (axis,), _values(lines))
+            point for selector in swept for point in _points(axis, base.config(selector), lines)
         ]
         if tables := sweep_tables(points, rows):
             found[f"sweep-{axis.replace('_', '-')}"] = tables
@@ -115,6 +115,7 @@ def _quality(rows: Sequence[Row]) -> dict[str, list[Table]]:
         for one in seen(rows)
         if base.along("retention", fields := one.fields) and fields["selector"] in swept
     ]
+    some.sort(key=lambda one: (one.task, one.model, one.fields["selector"], one.initial))
     if some:
         found["context"] = [context_table(some)]
     return found
@@ -130,6 +131,24 @@ def _swept(lines: Iterable[Line]) -> list[str]:
         if line.way == "raincheck" and line.selector:
             points.setdefault(line.selector, set()).add(line.point)
     return [selector for selector, some in points.items() if len(some) > 1]
+
+
+def _points(axis: str, start: RaincheckConfig, lines: Sequence[Line]) -> list[Point]:
+    """Those on an axis, as far as lines know of them; a rival's at each guard that it ran with."""
+    if axis not in RIVALS:
+        return points_from(start, (axis,), _values(lines))
+    guards = {
+        start.guard_tokens if line.guard_tokens is None else line.guard_tokens
+        for line in lines
+        if (line.way, line.selector, line.retention, line.chunk_size or start.chunk_size)
+        == (RIVALS[axis], start.selector, start.retention, start.chunk_size)
+    }
+    points = []
+    for guard in sorted(guards):
+        own = points_from(start.replace(guard_tokens=guard), (axis,), {})
+        several = f", guard {guard}" if len(guards) > 1 else ""
+        points += [replace(point, value=point.value + several) for point in own]
+    return points
 
 
 def _values(lines: Iterable[Line]) -> dict[str, list[float]]:

@@ -29,8 +29,14 @@ class Descriptor:
         records: int64 [layers, RECORD_SIZE].
     """
 
-    def __init__(self, plan: Plan, capacity: int) -> None:
-        """For passes of up to ``capacity`` chunk rows fetched from where they wait."""
+    def __init__(self, plan: Plan, capacity: int, again: bool = True) -> None:
+        """Make room.
+
+        Args:
+            plan: The model.
+            capacity: Chunk rows at most that are fetched from where they wait.
+            again: Whether it will be written more than once.
+        """
         self._plan = plan
         self._line = -(-(DEEPSTACK_AT.value + plan.deepstack) // 2) * 2
         self._starts = (d.HEADER.value, d.HEADER.value + capacity * self._line)
@@ -41,7 +47,7 @@ class Descriptor:
         pinned = plan.device.type == "cuda"
         self._hosts = [
             torch.zeros(total, dtype=torch.int64, pin_memory=pinned)
-            for _ in range(_COPIES if pinned else 1)
+            for _ in range(_COPIES if pinned and again else 1)
         ]
         self._views: list[tuple[Any, ...]] = [
             tuple(part.numpy() for part in self._parts(host, capacity)) for host in self._hosts

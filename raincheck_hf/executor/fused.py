@@ -51,7 +51,7 @@ class FusedExecutor:
         """See ``Executor.run``."""
         self._make_room(work, buffers)
         few = not work.opening and (not work.chunk or work.chunk <= work.chunk_size < MOST_ROWS)
-        about = self._steps_for(work).descriptor if few else Descriptor(self.plan, 0)
+        about = self._steps_for(work).descriptor if few else Descriptor(self.plan, 0, again=False)
         change = memory = inputs = None
         if self._recurrent:
             reach = next(iter(self._recurrent.values())).conv.reach

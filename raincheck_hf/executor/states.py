@@ -174,18 +174,13 @@ class RecurrentInputs:
     """Addresses of what a pass reads; keeps alive what had to be copied for it."""
 
     def __init__(self, mixers: Mapping[int, Recurrent]) -> None:
-        some = next(iter(mixers.values())).conv
-        weight = some.weight
-        self._reach = some.reach
-        self._nothing = Checkpoint(
-            torch.zeros(some.value_heads, some.key_dim, some.value_dim, device=weight.device),
-            torch.zeros(len(weight), some.reach, dtype=weight.dtype, device=weight.device),
-        )
+        self._conv = next(iter(mixers.values())).conv
+        self._nothing: Checkpoint | None = None
         self.kept: list[Tensor] = []
 
     def of(self, state: RecurrentState | None, opening: bool) -> dict[int, int]:
         """A layer's addresses by entry of its record."""
-        start = self._nothing if state is None else state.live if opening else state.prefix
+        start = self._start() if state is None else state.live if opening else state.prefix
         found = {
             d.PREFIX_STATE_IN.value: self._at(start.state),
             d.PREFIX_HISTORY_IN.value: self._at(start.history),
@@ -203,11 +198,21 @@ class RecurrentInputs:
             found[d.PHI_IN.value] = self._at(state.phi)
         return found
 
+    def _start(self) -> Checkpoint:
+        """Where a conversation begins, the same for all layers."""
+        if self._nothing is None:
+            conv, weight = self._conv, self._conv.weight
+            self._nothing = Checkpoint(
+                torch.zeros(conv.value_heads, conv.key_dim, conv.value_dim, device=weight.device),
+                torch.zeros(len(weight), conv.reach, dtype=weight.dtype, device=weight.device),
+            )
+        return self._nothing
+
     def _spread(self, inputs: Tensor) -> Tensor:
         """Lead inputs [C, T] with W - 1 columns' room a channel, as the kernels read them."""
-        if inputs.stride() == (self._reach, 1) and inputs.data_ptr() % _ALIGNED == 0:
+        if inputs.stride() == (self._conv.reach, 1) and inputs.data_ptr() % _ALIGNED == 0:
             return inputs
-        room = inputs.new_zeros(len(inputs), self._reach)
+        room = inputs.new_zeros(len(inputs), self._conv.reach)
         room[:, : inputs.shape[1]] = inputs
         self.kept.append(room)
         return room
