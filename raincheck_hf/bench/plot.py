@@ -60,4 +60,4 @@ def _save(figure: Any, path: Path) -> None:
     drawn = BytesIO()
     figure.savefig(drawn, dpi=110)
     picture = Image.open(drawn).convert("RGB")
-    picture.quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+    picture.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)

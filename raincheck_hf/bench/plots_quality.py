@@ -13,6 +13,9 @@ from raincheck_hf.bench.plots import COLOURS, legend_below, panels, positions, s
 from raincheck_hf.bench.rows import Row
 from raincheck_hf.bench.summary import ALL, Line, summarise
 
+_COMPARED = ("full", "hard", "raincheck", "post_answer")
+"""The others ran with few selectors, and have tables of their own."""
+
 _FIELDS = ("retention", "chunk_size", "guard_tokens")
 
 
@@ -29,7 +32,7 @@ def quality_figures(rows: Sequence[Row]) -> Iterator[tuple[str, Any]]:
         return
     for task in dict.fromkeys(line.task for line in whole):
         lines = [line for line in whole if line.task == task]
-        usual = [line for line in lines if base.fits(line)]
+        usual = [line for line in lines if line.way in _COMPARED and base.fits(line)]
         if any(line.way == "raincheck" for line in usual):
             yield f"recovery-{task}", _recovery(usual)
             if len(usual[0].by_position) > 1:

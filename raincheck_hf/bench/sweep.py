@@ -185,8 +185,10 @@ def sweep_tables(points: Sequence[Point], rows: Sequence[Row]) -> list[Table]:
             some = [
                 point for point in points if (point.axis, point.base.selector) == (axis, selector)
             ]
-            body = [cells for point in some if (cells := _cells(point, own, seen))]
-            if len(body) > 1:
+            found = {point: cells for point in some if (cells := _cells(point, own, seen))}
+            compared = axis not in RIVALS or RIVALS[axis] in {point.way for point in found}
+            if len(found) > 1 and compared:
+                body = list(found.values())
                 boards = f"{len({row['board'] for row in seen})} boards"
                 title = f"{axis}: {task}, {model}, {selector}, {boards}"
                 tables.append(Table(title, _head(axis, len(own[0].by_turn)), body, left=1))

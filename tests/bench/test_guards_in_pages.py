@@ -39,6 +39,9 @@ def test_a_rival_is_set_against_raincheck_behind_each_guard(tmp_path: Path) -> N
         ("raincheck", "1.000"), ("uncorrected", "1.000"),
     ]  # fmt: skip
     several = [*alone, row("raincheck", 0, 0), row("uncorrected", 1, 0)]
+    # A model without the rival has no table, though raincheck ran behind both guards.
+    ways = [("full", None), ("hard", None), ("raincheck", 16), ("raincheck", 0)]
+    several += [row(way, 1, guard, model="n") for way, guard in ways]
     out = tmp_path / "several.jsonl"
     assert body(out, several, "correction") == [
         ("raincheck, guard 0", "0.000"), ("uncorrected, guard 0", "1.000"),
