@@ -21,6 +21,7 @@ from raincheck_hf.models import vision
 from raincheck_hf.report import RaincheckReport, TurnClock
 from raincheck_hf.schedule import decode_chunk
 from raincheck_hf.selection import Selection, SelectionContext, is_built_in, select
+from raincheck_hf.turnstile import turnstile
 
 # Slots allocated ahead for the answer; longer answers grow the buffers.
 _MOST_RESERVED = 1024
@@ -200,7 +201,8 @@ class Turn:
         """
         cache, new = self._cache, self._new
         self._selection: Selection | None = None
-        embeds = cache.adapter.embed(cache.model, new.ids)
+        with turnstile(cache.model):  # hooks may bring the table in and take it away
+            embeds = cache.adapter.embed(cache.model, new.ids)
         device = embeds.device
         # All that crosses to the device does so before the tower fills its queue.
         visual = (new.types != 0).nonzero().flatten().to(device)

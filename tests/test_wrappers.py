@@ -31,6 +31,8 @@ from raincheck_hf import (
 from raincheck_hf.bench import data_parallel
 from raincheck_hf.bench.random_weights import build
 from raincheck_hf.bench.wrappers import WAYS, converse, split
+from raincheck_hf.models import adapter_for
+from raincheck_hf.turnstile import turnstile
 
 
 @pytest.fixture
@@ -175,6 +177,23 @@ def test_a_device_map(
     config = {**LAZY, "completion": completion}
     out = two_turns(stock, inputs, config)
     assert_alike(out, two_turns(model_of(architecture), inputs), atol=0)
+
+
+def test_the_embedding_is_asked_by_one_thread_at_a_time(
+    architecture: str, stock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its hook takes the table away after each call; another thread must not be in between."""
+    enable_raincheck(stock)
+    adapter = type(adapter_for(stock))
+    plain, held = adapter.embed, []
+
+    def embed(self: Any, model: Any, ids: Any) -> Any:
+        held.append(turnstile(model)._held)
+        return plain(self, model, ids)
+
+    monkeypatch.setattr(adapter, "embed", embed)
+    two_turns(stock, random_inputs(stock, 1, "one image"), LAZY)
+    assert held and all(held)
 
 
 def test_threads_share_an_offloaded_model(architecture: str, stock: Any, tmp_path: Any) -> None:

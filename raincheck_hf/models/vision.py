@@ -370,7 +370,8 @@ def _token_attention(
         )
     block = tower.blocks[index]
     attention = block.attn
-    projected = attention.qkv(block.norm1(hidden))
+    with _lock(tower):  # hooks may bring weights in and take them away
+        projected = attention.qkv(block.norm1(hidden))
     query, key, _ = projected.reshape(len(hidden), 3, attention.num_heads, -1).unbind(1)
     cos, sin = (part.float().unsqueeze(1) for part in kwargs["position_embeddings"])
     lengths = kwargs["cu_seqlens"].diff().tolist()
