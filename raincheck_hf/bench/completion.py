@@ -20,6 +20,7 @@ from torch import Tensor
 from raincheck_hf import RaincheckCache, RaincheckConfig, enable_raincheck
 from raincheck_hf.bench.environment import provenance
 from raincheck_hf.bench.random_weights import build, prompt, text_turn
+from raincheck_hf.bench.stopwatch import spread
 
 Inputs = dict[str, Tensor]
 
@@ -143,9 +144,9 @@ def early_follow_up(model: Any, rounds: int = 7) -> dict[str, Any]:
     early, late, prefill = early[1:], late[1:], prefill[1:]
     extra = statistics.median(early) - statistics.median(late)
     return {
-        "ttft_early_ms": _spread(early),
-        "ttft_late_ms": _spread(late),
-        "prefill_1008_rows_ms": _spread(prefill),
+        "ttft_early_ms": spread(early),
+        "ttft_late_ms": spread(late),
+        "prefill_1008_rows_ms": spread(prefill),
         "extra_over_prefill": extra / statistics.median(prefill),
     }
 
@@ -181,8 +182,8 @@ def foreground(model: Any, tokens: int = 64) -> dict[str, Any]:
         restored = before - other.cache.pending
         other.cache.close()
     return {
-        "tpot_alone_ms": _spread(alone),
-        "tpot_beside_ms": _spread(beside),
+        "tpot_alone_ms": spread(alone),
+        "tpot_beside_ms": spread(beside),
         "ratio": statistics.median(beside) / statistics.median(alone),
         "restored_meanwhile": restored,
     }
@@ -221,12 +222,6 @@ def _timed(work: Callable[[], Any]) -> float:
 def _wait() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-
-
-def _spread(times: list[float]) -> dict[str, float]:
-    ordered = sorted(times)
-    at = {name: ordered[int(q * (len(ordered) - 1))] for name, q in (("p20", 0.2), ("p80", 0.8))}
-    return {"p20": at["p20"], "p50": statistics.median(ordered), "p80": at["p80"]}
 
 
 MEASURES: dict[str, Callable[[Any], dict[str, Any]]] = {

@@ -51,18 +51,18 @@ class FusedExecutor:
         """See ``Executor.run``."""
         self._make_room(work, buffers)
         few = not work.opening and (not work.chunk or work.chunk <= work.chunk_size < MOST_ROWS)
-        about = self._steps_for(work).descriptor if few else Descriptor(self.plan, 0, again=False)
+        steps = self._steps_for(work) if few else None
+        about = steps.descriptor if steps else Descriptor(self.plan, 0, again=False)
         change = memory = inputs = None
         if self._recurrent:
             reach = next(iter(self._recurrent.values())).conv.reach
             change = Change.of(work, reach)
             memory = RecurrentMemory(self._recurrent, change)
             inputs = RecurrentInputs(self._recurrent)
-        if few:
+        if steps:
             self._follow()
         about.write(work, buffers, memory, change, inputs, fetched=few)
-        if few:
-            steps = self._steps_for(work)
+        if steps:
             steps.run()
             logits = steps.logits.clone() if work.wants_logits else None
         else:

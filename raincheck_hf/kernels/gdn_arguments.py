@@ -75,7 +75,8 @@ class Workspace:
         Args:
             conv: Any layer's convolution: all have the same sizes.
             capacity: 1 or more.
-            rows: R; None takes the smallest that holds the capacity, else 64.
+            rows: R; None takes the smallest that holds the capacity, 32 at most: blocks of 64 read
+                shared memory out of range at K = 128 when Triton 3.6 compiles them.
 
         Raises:
             ValueError: no rows, or blocks that the kernels do not know.
