@@ -14,6 +14,7 @@ from torch import Tensor
 
 from raincheck_hf.buffers import KeyValueBuffer
 from raincheck_hf.executor.base import Pass, PassResult
+from raincheck_hf.executor.captured import CapturedPrefills
 from raincheck_hf.executor.described import Descriptor
 from raincheck_hf.executor.plan import Attention, Plan, Recurrent, make_plan
 from raincheck_hf.executor.prefill import Prefill
@@ -44,7 +45,11 @@ class FusedExecutor:
             if isinstance(layer.mixer, Recurrent)
         }
         self._steps: dict[int, Steps] = {}
-        self._stream: Any = None  # of the last replay
+        self._prefills = CapturedPrefills(plan)
+        # Passes of each of the three share memory among them.
+        self._steps_order, self._prefill_order, self._tower_order = (
+            _Order(plan.device) for _ in range(3)
+        )
         self._tower: LeanTower | None = None
 
     def run(self, model: Any, work: Pass, buffers: Mapping[int, KeyValueBuffer]) -> PassResult:
@@ -52,23 +57,31 @@ class FusedExecutor:
         self._make_room(work, buffers)
         few = not work.opening and (not work.chunk or work.chunk <= work.chunk_size < MOST_ROWS)
         steps = self._steps_for(work) if few else None
-        about = steps.descriptor if steps else Descriptor(self.plan, 0, again=False)
+        alone = not few and work.token is None
+        prefill = self._prefills.find(work.chunk) if alone else None
         change = memory = inputs = None
         if self._recurrent:
             reach = next(iter(self._recurrent.values())).conv.reach
             change = Change.of(work, reach)
             memory = RecurrentMemory(self._recurrent, change)
             inputs = RecurrentInputs(self._recurrent)
-        if steps:
-            self._follow()
+        if steps or prefill:
+            (self._steps_order if steps else self._prefill_order).follow()
+        again = steps or prefill
+        about = again.descriptor if again else Descriptor(self.plan, 0, again=False)
         about.write(work, buffers, memory, change, inputs, fetched=few)
+        logits: Tensor | None
         if steps:
             steps.run()
             logits = steps.logits.clone() if work.wants_logits else None
         else:
             rows = work.rows(adapter_for(model), model)
-            prefill = Prefill(self.plan, about, rows, work.groups[0].slot, work.token is not None)
-            logits = prefill.run(dict(buffers), work.wants_logits)
+            if prefill:
+                logits = prefill.run(rows)
+            else:
+                token = work.token is not None
+                once = Prefill(self.plan, about, rows, work.groups[0].slot, token)
+                logits = once.run(dict(buffers), work.wants_logits)
         return PassResult(logits, memory.outcome(work.recurrent) if memory is not None else {})
 
     def encode(
@@ -79,7 +92,7 @@ class FusedExecutor:
         if self._tower is None:
             self._tower = LeanTower(tower)
         run = self._tower.run if self._tower.fits(tower) else None
-        self._follow()
+        self._tower_order.follow()
         return vision.encode(model, pixel_values, grid_thw, kind, run)
 
     def _make_room(self, work: Pass, buffers: Mapping[int, KeyValueBuffer]) -> None:
@@ -104,11 +117,19 @@ class FusedExecutor:
             _log.info("prepared in %.1f s", time.monotonic() - started)
         return steps
 
-    def _follow(self) -> None:
-        """Captured passes share their buffers: on another stream they wait for the one before."""
-        if self.plan.device.type != "cuda":
+
+class _Order:
+    """Captured launches that share memory: on another stream they wait for the ones before."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = None  # of the last ones
+
+    def follow(self) -> None:
+        """To be called on the current stream before anything that they read is written."""
+        if self._device.type != "cuda":
             return
-        stream = torch.cuda.current_stream(self.plan.device)
+        stream = torch.cuda.current_stream(self._device)
         if self._stream is not None and stream != self._stream:
             stream.wait_stream(self._stream)
         self._stream = stream

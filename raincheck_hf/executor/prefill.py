@@ -18,6 +18,7 @@ from raincheck_hf.buffers import KeyValueBuffer, Rows
 from raincheck_hf.executor.described import Descriptor
 from raincheck_hf.executor.plan import Attention, Plan, Recurrent
 from raincheck_hf.executor.steps import split_heads
+from raincheck_hf.kernels import descriptor as d
 from raincheck_hf.kernels import gdn
 from raincheck_hf.kernels.attention_kernels import region_attention
 from raincheck_hf.kernels.attention_plan import plan_attention, scratch_size
@@ -30,15 +31,19 @@ from raincheck_hf.kernels.rope_kernels import repeated_rotate_and_write, rope_ta
 class Prefill:
     """One pass of many rows: chunk rows, and perhaps a decode row behind them."""
 
-    def __init__(self, plan: Plan, about: Descriptor, rows: Rows, slot: int, token: bool) -> None:
+    def __init__(
+        self, plan: Plan, about: Descriptor, rows: Rows, slot: int | None, token: bool
+    ) -> None:
         """Prepare a pass.
 
         Args:
             plan: The model.
             about: The pass's descriptor, already on its way to the device.
             rows: All input rows.
-            slot: Slot of the first chunk row; they see every slot before it.
-            token: Whether the last row is a decode row.
+            slot: Slot of the first chunk row; they see every slot before it. None where the
+                descriptor alone says it, and how many rows are in use: what is launched is the
+                same for all passes of so many rows then, and can be captured.
+            token: Whether the last row is a decode row; not without a slot.
         """
         self._plan, self._about, self._rows, self._slot = plan, about, rows, slot
         self._chunk = len(rows) - token
@@ -70,7 +75,7 @@ class Prefill:
             if last and not wants_logits:
                 return None
             if last:
-                x, mixed = x[-1:], mixed[-1:]
+                x, mixed = self._last_of(x), self._last_of(mixed)
             x = torch.addmm(x, mixed, layer.mixer.output.T)
             gate, up = self._gate[: len(x)], self._up[: len(x)]
             h = self._norm(x, layer.between)
@@ -86,8 +91,16 @@ class Prefill:
         if not wants_logits:
             return None
         logits = x.new_empty(1, len(plan.head))
-        linear(x[-1:], [plan.head], logits, Scratch(plan.device), norm=plan.final)
+        row = x if len(x) == 1 else self._last_of(x)
+        linear(row, [plan.head], logits, Scratch(plan.device), norm=plan.final)
         return logits
+
+    def _last_of(self, x: Tensor) -> Tensor:
+        """[1, ...], of the last row in use."""
+        if self._slot is not None:
+            return x[-1:]
+        count = self._about.header[d.CHUNK.value : d.CHUNK.value + 1]
+        return x.index_select(0, count - 1)
 
     def _norm(self, x: Tensor, norm: Norm) -> Tensor:
         out = self._normed[: len(x)]
@@ -104,7 +117,6 @@ class Prefill:
         mixer, record = self._plan.layers[i].mixer, self._about.records[i]
         if isinstance(mixer, Recurrent):
             return self._recur(mixer, h, record)
-        assert buffer is not None
         if self._attention is None:
             self._attention = _AttentionRows(self, mixer, self._plan.layers[i].before)
         return self._attention.run(mixer, h, record, buffer)
@@ -134,35 +146,46 @@ class _AttentionRows:
     """Buffers of the attention layers of one pass, which have one shape and run one by one."""
 
     def __init__(self, work: Prefill, mixer: Attention, norm: Norm) -> None:
-        rows = work._rows
         self._slot, self._chunk, self._header = work._slot, work._chunk, work._about.header
-        self._parts = [rows.embeds.new_empty(len(rows), len(weight)) for weight in mixer.inputs]
-        q, k, v = self._parts
+        new, count = work._rows.embeds.new_empty, len(work._rows)
+        # The attention kernel has a decode row behind the chunk, used or not.
+        room = count + (self._slot is None)
+        whole = [new(room, len(weight)) for weight in mixer.inputs]
+        self._parts = [part[:count] for part in whole]
+        q, k, v = whole
         q, k, v, self._gate = split_heads(q, k, v, mixer)
-        self._turned = torch.empty_like(q, memory_format=torch.contiguous_format)
+        q, k, v = q[:count], k[:count], v[:count]
+        self._room = new(room, mixer.heads, mixer.dim)
+        self._turned = self._room[:count]
         self._rotate = repeated_rotate_and_write(
             q, k, v, work._cos, work._sin, self._header, self._turned,
             offset=norm.offset, eps=norm.eps, capacity=self._chunk,
         )  # fmt: skip
 
-    def run(self, mixer: Attention, h: Tensor, record: Tensor, buffer: KeyValueBuffer) -> Tensor:
+    def run(
+        self, mixer: Attention, h: Tensor, record: Tensor, buffer: KeyValueBuffer | None
+    ) -> Tensor:
         """Keys and values of all rows to their slots; [T, heads * dim] of what rows attend to."""
         for weight, part in zip(mixer.inputs, self._parts, strict=True):
             torch.mm(h, weight.T, out=part)
         self._rotate(mixer.q_norm, mixer.k_norm, record)
-        out = self._of_chunk(mixer, buffer)
+        if self._slot is None:
+            return self._by_regions(mixer, record, self._room, self._gate)[: len(h)]
+        assert buffer is not None
+        out = self._of_chunk(mixer, buffer, self._slot)
         if self._gate is not None:
             out = out * self._gate[: self._chunk].sigmoid()
         out = out.flatten(1)
         if self._chunk == len(h):
             return out
-        return torch.cat([out, self._of_decode_row(mixer, record)])
+        gate = None if self._gate is None else self._gate[-1:]
+        return torch.cat([out, self._by_regions(mixer, record, self._turned[-1:], gate)])
 
-    def _of_chunk(self, mixer: Attention, buffer: KeyValueBuffer) -> Tensor:
+    def _of_chunk(self, mixer: Attention, buffer: KeyValueBuffer, slot: int) -> Tensor:
         """[T, heads, dim] of the chunk rows, which see all slots before theirs."""
         q = self._turned[: self._chunk]
-        keys, values = buffer.read(self._slot + len(q))
-        causal = self._slot == 0
+        keys, values = buffer.read(slot + len(q))
+        causal = slot == 0
         mask = None if causal else causal_lower_right(len(q), keys.shape[2])
         out = scaled_dot_product_attention(
             q.transpose(0, 1)[None], keys, values,
@@ -170,15 +193,15 @@ class _AttentionRows:
         )  # fmt: skip
         return out[0].transpose(0, 1)
 
-    def _of_decode_row(self, mixer: Attention, record: Tensor) -> Tensor:
-        q = self._turned[-1:]
-        plan = plan_attention(1, mixer.heads, mixer.key_heads, mixer.dim, q.element_size())
-        size = scratch_size(1, mixer.heads, mixer.dim, plan.splits)
-        out = q.new_empty(1, mixer.heads * mixer.dim)
+    def _by_regions(
+        self, mixer: Attention, record: Tensor, q: Tensor, gate: Tensor | None
+    ) -> Tensor:
+        """[T, heads * dim] of rows that end in the decode row, or in its place."""
+        plan = plan_attention(len(q), mixer.heads, mixer.key_heads, mixer.dim, q.element_size())
+        size = scratch_size(len(q), mixer.heads, mixer.dim, plan.splits)
+        out = q.new_empty(len(q), mixer.heads * mixer.dim)
         region_attention(
             q, self._header, record, out, q.new_empty(size, dtype=torch.float32),
-            kv_heads=mixer.key_heads, scale=mixer.scale, plan=plan,
-            gate=None if self._gate is None else self._gate[-1:],
-            arrivals=torch.zeros(mixer.key_heads, dtype=torch.int32, device=q.device),
+            kv_heads=mixer.key_heads, scale=mixer.scale, plan=plan, gate=gate,
         )  # fmt: skip
         return out

@@ -7,37 +7,45 @@ within rounding. Weights are the modules' own, read at every pass.
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
+from torch.nn.functional import linear
 from transformers.vision_utils import (
     get_vision_interpolation_indices_and_weights,
     get_vision_position_ids,
 )
 
 from raincheck_hf.executor.plain import Census, unplain
-from raincheck_hf.kernels.vision_rope import rotation
+from raincheck_hf.executor.vision_blocks import Segments, run_blocks
 from raincheck_hf.models.vision import TowerPass
-
-_Tables = tuple[Tensor, Tensor, Tensor, Tensor]
 
 _TABLES = 8  # grids whose position tables are kept
 _GRAPHS = 4  # grids whose launches are kept captured
 _MOST_CAPTURED = 8192  # patches; more keep the GPU busy for longer than their launches take
-_BACKENDS = [
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
 _KNOWN = ("Qwen3VLVisionModel", "Qwen3_5VisionModel")
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """What depends on the grid alone.
+
+    Attributes:
+        indices: int64 [N, taps] of the position embedding.
+        weights: [N, taps] of them.
+        cos: fp32 [N, e / 2].
+        sin: fp32 [N, e / 2].
+        segments: Who attends to whom.
+    """
+
+    indices: Tensor
+    weights: Tensor
+    cos: Tensor
+    sin: Tensor
+    segments: Segments
 
 
 @dataclass(frozen=True)
@@ -97,57 +105,40 @@ class LeanTower:
             again = key in self._seen
             self._seen.add(key)
             if not (again and pixel_values.is_cuda and len(pixel_values) <= _MOST_CAPTURED):
-                return self._launch(tower, pixel_values, grid, tables)
-            self._graphs[key] = self._capture(tower, pixel_values, grid, tables)
+                return self._launch(tower, pixel_values, tables)
+            self._graphs[key] = self._capture(tower, pixel_values, tables)
             while len(self._graphs) > _GRAPHS:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(key)
         return self._graphs[key].run(pixel_values)
 
-    def _capture(
-        self, tower: Any, pixel_values: Tensor, grid: list[list[int]], tables: _Tables
-    ) -> _Captured:
+    def _capture(self, tower: Any, pixel_values: Tensor, tables: _Tables) -> _Captured:
         """Graphs share their memory: what one returns is copied before the next one runs."""
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         given = pixel_values.clone()
         torch.cuda.current_stream().synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            made = self._launch(tower, given, grid, tables)
+            made = self._launch(tower, given, tables)
         return _Captured(graph, given, tables, made)
 
-    def _launch(
-        self, tower: Any, pixel_values: Tensor, grid: list[list[int]], tables: _Tables
-    ) -> TowerPass:
-        indices, weights, cos, sin = tables
+    def _launch(self, tower: Any, pixel_values: Tensor, tables: _Tables) -> TowerPass:
         embed = tower.patch_embed.proj
         x = linear(pixel_values, embed.weight.flatten(1), embed.bias)
-        places = (tower.pos_embed(indices) * weights[:, :, None]).sum(1)
-        x = x + places.to(x.dtype)
-        lengths = [h * w for t, h, w in grid for _ in range(t)]
-        heads = tower.config.num_heads
-        qkv_like = x.new_empty(len(x), 3, heads, x.shape[1] // heads)
-        rotate = rotation(qkv_like, cos, sin)
-        del qkv_like
-        taps = list(getattr(tower, "deepstack_visual_indexes", ()))
-        deepstack, before = [], x
-        with sdpa_kernel(_BACKENDS, set_priority=True):
-            for i, block in enumerate(tower.blocks):
-                before = x
-                x = _block(block, x, lengths, rotate)
-                if i in taps:
-                    deepstack.append(tower.deepstack_merger_list[taps.index(i)](x))
+        places = (tower.pos_embed(tables.indices) * tables.weights[:, :, None]).sum(1)
+        cos, sin = tables.cos, tables.sin
+        done = run_blocks(tower, x, places.to(x.dtype), (cos, sin), tables.segments)
         return TowerPass(
-            embeds=tower.merger(x),
-            deepstack=deepstack,
-            merger_input=x,
-            block_input=before,
+            embeds=tower.merger(done.x),
+            deepstack=done.deepstack,
+            merger_input=done.x,
+            block_input=done.block_input,
             position_embeddings=(torch.cat([cos, cos], -1), torch.cat([sin, sin], -1)),
-            lengths=lengths,
+            lengths=list(tables.segments.lengths),
         )
 
     def _positions(self, tower: Any, grid: list[list[int]], device: torch.device) -> _Tables:
-        """Taps and weights of the position embedding; cosine and sine, fp32 [N, e / 2] each."""
+        """The grid's tables, made where they are not known."""
         key = (tuple(map(tuple, grid)), device)
         if key not in self._tables:
             on_device = torch.tensor(grid, device=device)
@@ -161,10 +152,13 @@ class LeanTower:
             places = get_vision_position_ids(on_device, tower.spatial_merge_size)
             cos, sin = tower.rotary_pos_emb(indices, places)
             half = cos.shape[1] // 2
-            self._tables[key] = (
-                indices, weights, cos[:, :half].float().contiguous(),
-                sin[:, :half].float().contiguous(),
-            )  # fmt: skip
+            self._tables[key] = _Tables(
+                indices=indices,
+                weights=weights,
+                cos=cos[:, :half].float().contiguous(),
+                sin=sin[:, :half].float().contiguous(),
+                segments=Segments.of(tower, [h * w for t, h, w in grid for _ in range(t)], device),
+            )
             while len(self._tables) > _TABLES:
                 self._tables.popitem(last=False)
         self._tables.move_to_end(key)
@@ -179,32 +173,3 @@ def _plain(tower: Any) -> bool:
         and config._attn_implementation in ("sdpa", "eager")
         and next(unplain(tower, "the tower", (nn.Linear, nn.LayerNorm)), None) is None
     )
-
-
-def _block(block: Any, x: Tensor, lengths: list[int], rotate: Callable[[Tensor], None]) -> Tensor:
-    attention, mlp = block.attn, block.mlp
-    qkv = linear(_normed(block.norm1, x), attention.qkv.weight, attention.qkv.bias)
-    qkv = qkv.view(len(x), 3, attention.num_heads, -1)
-    rotate(qkv)
-    mixed = _attend(qkv, lengths, attention.scaling)
-    x = x + linear(mixed, attention.proj.weight, attention.proj.bias)
-    hidden = linear(_normed(block.norm2, x), mlp.linear_fc1.weight, mlp.linear_fc1.bias)
-    hidden = gelu(hidden, approximate="tanh")
-    return x.add_(linear(hidden, mlp.linear_fc2.weight, mlp.linear_fc2.bias))
-
-
-def _attend(qkv: Tensor, lengths: list[int], scale: float) -> Tensor:
-    """Attention within each segment, [N, d]; runs of equal segments share a launch."""
-    parts, start = [], 0
-    for length, run in itertools.groupby(lengths):
-        count = len(list(run))
-        rows = qkv[start : start + count * length].unflatten(0, (count, length))
-        q, k, v = rows.permute(2, 0, 3, 1, 4).unbind(0)
-        out = scaled_dot_product_attention(q, k, v, scale=scale)
-        parts.append(out.transpose(1, 2).reshape(count * length, -1))
-        start += count * length
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _normed(norm: nn.LayerNorm, x: Tensor) -> Tensor:
-    return layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)

@@ -26,6 +26,23 @@ from raincheck_hf.kernels.descriptor import (
 
 
 @triton.jit
+def _write(
+    mixed, out, gate, row, head, present, used, out_row, gate_row, gate_head,
+    DIM: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """Gate what V vectors attend to, fp32 [V, DIM], and write it; see `_merge`."""
+    TYPE: tl.constexpr = out.dtype.element_ty
+    d = tl.arange(0, DIM)
+    if GATED:
+        source = gate + row.to(tl.int64) * gate_row + head * gate_head
+        opened = tl.load(source[:, None] + d[None, :], mask=used[:, None], other=0.0)
+        opened = 1.0 / (1.0 + tl.exp(-opened.to(tl.float32)))
+        mixed = mixed.to(TYPE).to(tl.float32) * opened.to(TYPE).to(tl.float32)
+    target = out + row.to(tl.int64) * out_row + head * DIM
+    tl.store(target[:, None] + d[None, :], mixed.to(TYPE), mask=present[:, None])
+
+
+@triton.jit
 def _merge(
     sums, tops, totals, out, gate, row, head, present, used, out_row, gate_row, gate_head,
     QUERY_HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr, WIDE: tl.constexpr,
@@ -43,7 +60,6 @@ def _merge(
         used: bool [V], which are not zero.
         WIDE: a power of two, SPLITS or more.
     """
-    TYPE: tl.constexpr = out.dtype.element_ty
     split = tl.arange(0, WIDE)
     d = tl.arange(0, DIM)
     place = (row.to(tl.int64) * QUERY_HEADS + head)[:, None] * SPLITS + split[None, :]
@@ -62,13 +78,7 @@ def _merge(
     part = tl.where((weight > 0)[:, :, None], part * weight[:, :, None], 0.0)
     total = tl.sum(tl.where(weight > 0, total * weight, 0.0), 1)
     mixed = tl.sum(part, 1) / tl.where(total > 0, total, 1.0)[:, None]
-    if GATED:
-        source = gate + row.to(tl.int64) * gate_row + head * gate_head
-        opened = tl.load(source[:, None] + d[None, :], mask=used[:, None], other=0.0)
-        opened = 1.0 / (1.0 + tl.exp(-opened.to(tl.float32)))
-        mixed = mixed.to(TYPE).to(tl.float32) * opened.to(TYPE).to(tl.float32)
-    target = out + row.to(tl.int64) * out_row + head * DIM
-    tl.store(target[:, None] + d[None, :], mixed.to(TYPE), mask=present[:, None])
+    _write(mixed, out, gate, row, head, present, used, out_row, gate_row, gate_head, DIM, GATED)
 
 
 @triton.jit
@@ -156,13 +166,17 @@ def _split(
         mixed = tl.dot(weight.to(TYPE), value, mixed * shrink[:, None], input_precision="ieee")
         top = higher
 
-    place = (row.to(tl.int64) * QUERY_HEADS + head) * SPLITS + split
-    tl.store(tops + place, top, mask=used)
-    tl.store(totals + place, total, mask=used)
-    worked = used & (first < stop)
-    tl.store(sums + place[:, None] * DIM + d[None, :], mixed, mask=worked[:, None])
+    if SPLITS == 1:
+        mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
+        _write(mixed, out, gate, row, head, present, used, out_row, gate_row, gate_head, DIM, GATED)
+    else:
+        place = (row.to(tl.int64) * QUERY_HEADS + head) * SPLITS + split
+        tl.store(tops + place, top, mask=used)
+        tl.store(totals + place, total, mask=used)
+        worked = used & (first < stop)
+        tl.store(sums + place[:, None] * DIM + d[None, :], mixed, mask=worked[:, None])
 
-    if LAST_MERGES:
+    if LAST_MERGES and SPLITS > 1:
         arrival = arrivals + tl.program_id(2) * KV_HEADS + kv_head
         tl.debug_barrier()  # the whole program's writes come before its arrival
         if tl.atomic_add(arrival, 1, sem="acq_rel") == SPLITS - 1:
@@ -278,7 +292,7 @@ def region_attention(
             AT_ONCE=max(1, min(plan.vectors, 2048 * plan.warps // (wide * dim))),
             GATED=gate is not None, **launch_options(q, plan.warps, pdl, plan.stages),
         )  # fmt: skip
-        if not plan.last_merges:
+        if plan.splits > 1 and not plan.last_merges:
             _merge_splits[(triton.cdiv(rows * query_heads, plan.merge_vectors),)](
                 header, sums, tops, totals, out, gated,
                 rows, out.stride(0), gate_row, gate_head,

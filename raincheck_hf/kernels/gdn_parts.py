@@ -62,10 +62,75 @@ def gates(a, b, log_rate, time_bias, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def channel_weights(weight, channel, W: tl.constexpr):
+    """The taps of some channels, for ``weight_at``.
+
+    One 64-bit word a channel, where that holds them all: as single taps they would be read with
+    many loads, each of which touches many lines.
+    """
+    if weight.dtype.element_ty == tl.int64:
+        result = tl.load(weight + channel)
+    else:
+        result = weight + channel * W
+    return result
+
+
+@triton.jit
+def weight_at(kept, tap, DTYPE: tl.constexpr):
+    """fp32 weights of one tap."""
+    if kept.dtype.is_ptr():
+        result = tl.load(kept + tap).to(tl.float32)
+    else:
+        result = (kept >> (16 * tap)).to(tl.int16).to(DTYPE, bitcast=True).to(tl.float32)
+    return result
+
+
+@triton.jit
+def prefetch(start, lines):
+    """Ask for 128-byte lines of memory, to be in the L2 cache when they are read."""
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [start.to(tl.int64) + 128 * lines.to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def split(x):
+    """fp32 values in two parts: what TF32 holds, and the rest."""
+    high = (x.to(tl.int32, bitcast=True) & _HIGH_19).to(tl.float32, bitcast=True)
+    return high, x - high
+
+
+@triton.jit
+def split_product(a_high, a_low, b_high, b_low):
+    """a @ b to fp32 accuracy, of two split matrices: TF32 in three terms."""
+    if INTERPRETED:
+        result = tl.dot(a_high + a_low, b_high + b_low)
+    else:
+        result = tl.dot(a_low, b_high, input_precision="tf32")
+        result = tl.dot(a_high, b_low, result, input_precision="tf32")
+        result = tl.dot(a_high, b_high, result, input_precision="tf32")
+    return result
+
+
+@triton.jit
+def wide_product(a, b):
+    """a @ b to fp32 accuracy, of fp32 matrices."""
+    a_high, a_low = split(a)
+    b_high, b_low = split(b)
+    return split_product(a_high, a_low, b_high, b_low)
+
+
+@triton.jit
 def exact_product(a, b):
     """a @ b, fp32, of two matrices in the model's dtype."""
     if a.dtype == tl.float32:
-        result = tl.dot(a, b, input_precision="tf32x3")
+        result = wide_product(a, b)
     elif INTERPRETED:
         result = tl.dot(a.to(tl.float32), b.to(tl.float32))
     else:
@@ -78,22 +143,21 @@ def product(a, b):
     """a @ b to fp32 accuracy: a in the model's dtype, b fp32.
 
     A 16-bit a is exact in the tensor cores, so that only b is split: into three bf16 pieces, or
-    into two TF32 pieces beside fp16.
+    into two TF32 pieces beside fp16. The pieces' products wait for each other nowhere: each has
+    sums of its own.
     """
     if a.dtype == tl.float32 or INTERPRETED:
-        result = tl.dot(a.to(tl.float32), b, input_precision="tf32x3")
+        result = wide_product(a.to(tl.float32), b)
     elif a.dtype == tl.bfloat16:
         first = b.to(tl.bfloat16)
         rest = b - first.to(tl.float32)
         second = rest.to(tl.bfloat16)
         third = (rest - second.to(tl.float32)).to(tl.bfloat16)
-        result = tl.dot(a, third)
-        result = tl.dot(a, second, result)
-        result = tl.dot(a, first, result)
+        result = tl.dot(a, first) + (tl.dot(a, second) + tl.dot(a, third))
     else:
-        high = (b.to(tl.int32, bitcast=True) & _HIGH_19).to(tl.float32, bitcast=True)
+        high, low = split(b)
         wide = a.to(tl.float32)
-        result = tl.dot(wide, b - high, input_precision="tf32")
+        result = tl.dot(wide, low, input_precision="tf32")
         result = tl.dot(wide, high, result, input_precision="tf32")
     return result
 
@@ -103,6 +167,17 @@ def joined_blocks(blocks, diagonal, N: tl.constexpr):
     """[N, 16, 16] blocks onto the diagonal of a matrix [16 N, 16 N], zero elsewhere."""
     full = tl.where(diagonal, blocks[:, :, None, :], 0.0)
     return tl.reshape(full, [16 * N, 16 * N])
+
+
+@triton.jit
+def doubled(inverse, a, row, column, LEVEL: tl.constexpr):
+    """T - T M T: from inverses T of the diagonal blocks of size 2^LEVEL to those of twice that."""
+    whole = row // (2 << LEVEL) == column // (2 << LEVEL)
+    between = tl.where(whole & (row // (1 << LEVEL) != column // (1 << LEVEL)), a, 0.0)
+    high, low = split(inverse)
+    a_high, a_low = split(between)
+    right_high, right_low = split(split_product(a_high, a_low, high, low))
+    return inverse - split_product(high, low, right_high, right_low)
 
 
 @triton.jit
@@ -127,18 +202,12 @@ def unit_lower_inverse(a, ROWS: tl.constexpr):
     # Between the halves of size 1, M is all that there is.
     inverse = tl.where(row == column, 1.0, 0.0) - tl.where(row // 2 == column // 2, part, 0.0)
     for level in tl.static_range(1, 4):
-        whole = row // (2 << level) == column // (2 << level)
-        between = tl.where(whole & (row // (1 << level) != column // (1 << level)), part, 0.0)
-        right = tl.dot(between, inverse, input_precision="tf32x3")
-        inverse -= tl.dot(inverse, right, input_precision="tf32x3")
+        inverse = doubled(inverse, part, row, column, level)
     if BLOCKS > 1:
         inverse = joined_blocks(inverse, diagonal, BLOCKS)
         row = tl.arange(0, ROWS)[:, None]
         column = tl.arange(0, ROWS)[None, :]
         for level in tl.static_range(4, 6):
             if (1 << level) < ROWS:
-                whole = row // (2 << level) == column // (2 << level)
-                between = tl.where(whole & (row // (1 << level) != column // (1 << level)), a, 0.0)
-                right = tl.dot(between, inverse, input_precision="tf32x3")
-                inverse -= tl.dot(inverse, right, input_precision="tf32x3")
+                inverse = doubled(inverse, a, row, column, level)
     return inverse

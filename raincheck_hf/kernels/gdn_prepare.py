@@ -7,14 +7,29 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from raincheck_hf.kernels.descriptor import CHUNK, PREFIX_HISTORY_IN, PREFIX_HISTORY_OUT
+from raincheck_hf.kernels.descriptor import (
+    CHUNK,
+    LEAD,
+    LEAD_STATE_IN,
+    LIVE_STATE_IN,
+    MAPPED,
+    PHI_IN,
+    PREFIX_HISTORY_IN,
+    PREFIX_HISTORY_OUT,
+    PREFIX_STATE_IN,
+    RECORD,
+    TOKEN,
+)
 from raincheck_hf.kernels.gdn_parts import (
     activated,
     address,
+    channel_weights,
     exact_product,
     gates,
     inverse_norm,
+    prefetch,
     unit_lower_inverse,
+    weight_at,
 )
 from raincheck_hf.kernels.gdn_step import decode_row
 
@@ -24,6 +39,12 @@ ASK = tl.constexpr(1)
 BETA = tl.constexpr(2)
 WRITE = tl.constexpr(3)
 FACTORS = tl.constexpr(4)
+
+# What the programs of a row block and value head do.
+SYSTEM = tl.constexpr(0)
+SCORES = tl.constexpr(1)
+VALUES = tl.constexpr(2)
+KINDS = tl.constexpr(3)
 
 
 @triton.jit
@@ -46,21 +67,21 @@ def _convolved_rows(
     used = (row < chunk)[:, None]
     total = tl.zeros([ROWS, channel.shape[0]], tl.float32)
     start = mixed + first.to(tl.int64) * pitch
+    kept = channel_weights(weight, channel, W)
     for tap in tl.static_range(W):
         back = W - 1 - tap
         near = tl.arange(0, ROWS)[:, None] - back
         x = tl.load(
             start + near * pitch + channel[None, :], mask=used & (row[:, None] >= back), other=0.0
         )
-        scale = tl.load(weight + channel * W + tap).to(tl.float32)
-        total += x.to(tl.float32) * scale[None, :]
+        total += x.to(tl.float32) * weight_at(kept, tap, DTYPE)[None, :]
     if first == 0:
         # Row by row: a gather of the whole tile would take many registers for these few rows.
         for early in tl.static_range(W - 1):
             past = tl.zeros_like(channel).to(tl.float32)
             for place in tl.static_range(W - 1 - early):
                 old = tl.load(history + channel * (W - 1) + early + place).to(tl.float32)
-                past += old * tl.load(weight + channel * W + place).to(tl.float32)
+                past += old * weight_at(kept, place, DTYPE)
             total += tl.where(row[:, None] == early, past[None, :], 0.0)
     if BIAS:
         total += tl.load(bias + channel).to(tl.float32)[None, :]
@@ -89,6 +110,24 @@ def _move_history(mixed, pitch, layer, chunk, channel, W: tl.constexpr):
         else:
             x = tl.load(past + row + (W - 1))
         tl.store(new + tap, x)
+
+
+@triton.jit
+def _ask_for_states(header, layer, head, K: tl.constexpr, V: tl.constexpr, W: tl.constexpr):
+    """Have the states that the scan will read, and no program here does, in the L2 cache."""
+    token = tl.load(header + TOKEN) > 0
+    record = token & (tl.load(header + RECORD) > 0)
+    extends = record & (tl.load(header + LEAD) == W - 1)
+    mapped = tl.load(header + MAPPED) > 0
+    line = tl.arange(0, K * V // 32)
+    prefetch(address(layer, PREFIX_STATE_IN, tl.float32) + head * K * V, line)
+    if (record | (token == 0)) & (extends | mapped):
+        prefetch(address(layer, LEAD_STATE_IN, tl.float32) + head * K * V, line)
+        if token == 0:
+            prefetch(address(layer, LIVE_STATE_IN, tl.float32) + head * K * V, line)
+        if extends == 0:
+            line = tl.arange(0, K * K // 32)
+            prefetch(address(layer, PHI_IN, tl.float32) + head * K * K, line)
 
 
 @triton.jit(do_not_specialize=["capacity", "units"])
@@ -124,12 +163,13 @@ def prepare_kernel(
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     BIAS: tl.constexpr,
+    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Two programs a row block and value head, and behind these ``units`` those of the decode row.
+    """Three programs a row block and value head; behind these ``units`` those of the decode row.
 
-    Of the two, the first inverts the block's system, the second does all else; a block alone is
-    over sooner this way.
+    Of the three, one inverts the block's system, one scores its queries, one convolves its values;
+    a block alone is over sooner this way.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -139,12 +179,12 @@ def prepare_kernel(
     unit = tl.program_id(0)
     if unit >= units:
         unit -= units
-        row = tl.cast(capacity, tl.int64)
+        last = tl.cast(capacity, tl.int64)
         decode_row(
-            mixed + row * mixed_pitch,
-            a + row * a_pitch,
-            b + row * b_pitch,
-            out + row * out_pitch,
+            mixed + last * mixed_pitch,
+            a + last * a_pitch,
+            b + last * b_pitch,
+            out + last * out_pitch,
             weight,
             bias,
             log_rate,
@@ -163,74 +203,77 @@ def prepare_kernel(
         )
     else:
         chunk = tl.load(header + CHUNK).to(tl.int32)
-        block = unit // (2 * HV)
+        history = address(layer, PREFIX_HISTORY_IN, DTYPE)
+        block = unit // (KINDS * HV)
+        kind = (unit // HV) % KINDS
         head = unit % HV
         first = block * ROWS
+        dim = tl.arange(0, K)
+        q_at = (head // GROUP) * K + dim
+        k_at = HK * K + q_at
+        v_to = head * V + tl.arange(0, V)
+        v_at = 2 * HK * K + v_to
+        near = tl.arange(0, ROWS)
+        row = first + near
+        far = row.to(tl.int64)
         if first < chunk:
-            near = tl.arange(0, ROWS)
-            dim = tl.arange(0, K)
-            row = first + near
-            used = row < chunk
-            far = row.to(tl.int64)
-            g, beta = gates(
-                tl.load(a + far * a_pitch + head, mask=used, other=0.0),
-                tl.load(b + far * b_pitch + head, mask=used, other=0.0),
-                tl.load(log_rate + head),
-                tl.load(time_bias + head),
-                DTYPE,
-            )
-            # Differences of long sums: fp64, so that a strong decay does not blur the next rows.
-            g = tl.where(used, g, 0.0).to(tl.float64)
-            beta = tl.where(used, beta, 0.0)
-            sums = tl.cumsum(g, 0)
-            history = address(layer, PREFIX_HISTORY_IN, DTYPE)
-            q_at = (head // GROUP) * K + dim
-            k_at = HK * K + q_at
-            k = _convolved_rows(
-                mixed, mixed_pitch, history, weight, bias, first, chunk, k_at, ROWS, BIAS, W
-            )
-            k_scale = inverse_norm(k, 1)
-            k = k.to(DTYPE)
-            square = near[:, None] * ROWS + near[None, :]
-            place = (block.to(tl.int64) * HV + head) * ROWS * ROWS
-            stored = far[:, None] * (HK * K) + q_at[None, :]
-            if (unit // HV) % 2 == 0:
-                system = exact_product(k, tl.trans(k)) * _decayed(sums, ROWS)
-                system *= (beta * k_scale)[:, None] * k_scale[None, :]
-                system = tl.where(near[:, None] > near[None, :], system, 0.0)
-                tl.store(inverses + place + square, unit_lower_inverse(system, ROWS))
-                if head % GROUP == 0:
-                    tl.store(keys + stored, k)
-            else:
-                q = _convolved_rows(
-                    mixed, mixed_pitch, history, weight, bias, first, chunk, q_at, ROWS, BIAS, W
-                )
-                q_scale = inverse_norm(q, 1) * (K**-0.5)
-                q = q.to(DTYPE)
-                score = exact_product(q, tl.trans(k)) * _decayed(sums, ROWS)
-                score *= q_scale[:, None] * k_scale[None, :]
-                tl.store(scores + place + square, score)
-                if head % GROUP == 0:
-                    tl.store(queries + stored, q)
-
-                v_at = 2 * HK * K + head * V + tl.arange(0, V)
+            if kind == VALUES:
+                if AHEAD & (block == 0):
+                    _ask_for_states(header, layer, head, K, V, W)
                 v = _convolved_rows(
                     mixed, mixed_pitch, history, weight, bias, first, chunk, v_at, ROWS, BIAS, W
                 )
-                v_to = head * V + tl.arange(0, V)
                 tl.store(values + far[:, None] * (HV * V) + v_to[None, :], v.to(DTYPE))
-
-                whole = tl.sum(g, 0)
-                grown = tl.exp(sums.to(tl.float32))
-                rest = tl.exp((whole - sums).to(tl.float32))
-                factor = factors + (block.to(tl.int64) * HV + head) * (FACTORS * ROWS) + near
-                tl.store(factor + READ * ROWS, beta * k_scale * grown)
-                tl.store(factor + ASK * ROWS, q_scale * grown)
-                tl.store(factor + BETA * ROWS, beta)
-                tl.store(factor + WRITE * ROWS, k_scale * rest)
-                tl.store(decays + block * HV + head, tl.exp(whole.to(tl.float32)))
                 if block == 0:
                     _move_history(mixed, mixed_pitch, layer, chunk, v_at, W)
                     if head % GROUP == 0:
                         _move_history(mixed, mixed_pitch, layer, chunk, q_at, W)
                         _move_history(mixed, mixed_pitch, layer, chunk, k_at, W)
+            else:
+                used = row < chunk
+                a_in = tl.load(a + far * a_pitch + head, mask=used, other=0.0)
+                b_in = tl.load(b + far * b_pitch + head, mask=used, other=0.0)
+                k = _convolved_rows(
+                    mixed, mixed_pitch, history, weight, bias, first, chunk, k_at, ROWS, BIAS, W
+                )
+                g, beta = gates(
+                    a_in, b_in, tl.load(log_rate + head), tl.load(time_bias + head), DTYPE
+                )
+                # Differences of long sums: fp64, so that a strong decay does not blur later rows.
+                g = tl.where(used, g, 0.0).to(tl.float64)
+                beta = tl.where(used, beta, 0.0)
+                sums = tl.cumsum(g, 0)
+                grown = tl.exp(sums.to(tl.float32))
+                decayed = _decayed(sums, ROWS)
+                k_scale = inverse_norm(k, 1)
+                k = k.to(DTYPE)
+                square = near[:, None] * ROWS + near[None, :]
+                place = block.to(tl.int64) * HV + head
+                factor = factors + place * (FACTORS * ROWS) + near
+                stored = far[:, None] * (HK * K) + q_at[None, :]
+                if kind == SYSTEM:
+                    system = exact_product(k, tl.trans(k)) * decayed
+                    system *= (beta * k_scale)[:, None] * k_scale[None, :]
+                    system = tl.where(near[:, None] > near[None, :], system, 0.0)
+                    inverse = unit_lower_inverse(system, ROWS)
+                    tl.store(inverses + place * ROWS * ROWS + square, inverse)
+                    if head % GROUP == 0:
+                        tl.store(keys + stored, k)
+                    whole = tl.sum(g, 0)
+                    rest = tl.exp((whole - sums).to(tl.float32))
+                    tl.store(factor + READ * ROWS, beta * k_scale * grown)
+                    tl.store(factor + BETA * ROWS, beta)
+                    tl.store(factor + WRITE * ROWS, k_scale * rest)
+                    tl.store(decays + place, tl.exp(whole.to(tl.float32)))
+                else:
+                    q = _convolved_rows(
+                        mixed, mixed_pitch, history, weight, bias, first, chunk, q_at, ROWS, BIAS, W
+                    )
+                    q_scale = inverse_norm(q, 1) * (K**-0.5)
+                    q = q.to(DTYPE)
+                    score = exact_product(q, tl.trans(k)) * decayed
+                    score *= q_scale[:, None] * k_scale[None, :]
+                    tl.store(scores + place * ROWS * ROWS + square, score)
+                    if head % GROUP == 0:
+                        tl.store(queries + stored, q)
+                    tl.store(factor + ASK * ROWS, q_scale * grown)

@@ -27,16 +27,24 @@ from raincheck_hf.kernels.descriptor import (
     RECORD,
     TOKEN,
 )
-from raincheck_hf.kernels.gdn_parts import activated, address, gates, inverse_norm, rounded
+from raincheck_hf.kernels.gdn_parts import (
+    activated,
+    address,
+    channel_weights,
+    gates,
+    inverse_norm,
+    rounded,
+    weight_at,
+)
 
 
 @triton.jit
-def _convolved(x, history, weight, bias, channel, BIAS: tl.constexpr, W: tl.constexpr):
+def _convolved(x, history, kept, bias, channel, BIAS: tl.constexpr, W: tl.constexpr):
     """SiLU of the convolution at the token: inputs x [N] behind their history."""
-    total = x.to(tl.float32) * tl.load(weight + channel * W + W - 1).to(tl.float32)
+    total = x.to(tl.float32) * weight_at(kept, W - 1, x.dtype)
     for tap in tl.static_range(W - 1):
         past = tl.load(history + channel * (W - 1) + tap).to(tl.float32)
-        total += past * tl.load(weight + channel * W + tap).to(tl.float32)
+        total += past * weight_at(kept, tap, x.dtype)
     if BIAS:
         total += tl.load(bias + channel).to(tl.float32)
     return activated(total, x.dtype)
@@ -102,7 +110,7 @@ def decode_row(
         a: its projection [HV].
         b: its projection [HV].
         out: its output [HV V].
-        weight: [C, W].
+        weight: [C, W], or int64 [C], see ``channel_weights``.
         bias: [C], or anything without BIAS.
         log_rate: [HV].
         time_bias: [HV].
@@ -134,6 +142,9 @@ def decode_row(
     q_in = tl.load(mixed + q_at)
     k_in = tl.load(mixed + k_at)
     v_in = tl.load(mixed + v_at)
+    q_taps = channel_weights(weight, q_at, W)
+    k_taps = channel_weights(weight, k_at, W)
+    v_taps = channel_weights(weight, v_at, W)
     g, beta = gates(
         tl.load(a + head),
         tl.load(b + head),
@@ -148,9 +159,9 @@ def decode_row(
             identity = of_map & (mapped == 0)
             tile = tl.load(old + tile_at, mask=(dim >= 0)[:, None] & (identity == 0), other=0.0)
             tile = tl.where(identity & (dim[:, None] == column[None, :]), 1.0, tile)
-            q = _convolved(q_in, history, weight, bias, q_at, BIAS, W)
-            k = _convolved(k_in, history, weight, bias, k_at, BIAS, W)
-            v = _convolved(v_in, history, weight, bias, v_at, BIAS, W)
+            q = _convolved(q_in, history, q_taps, bias, q_at, BIAS, W)
+            k = _convolved(k_in, history, k_taps, bias, k_at, BIAS, W)
+            v = _convolved(v_in, history, v_taps, bias, v_at, BIAS, W)
             q = q * inverse_norm(q, 0) * (K**-0.5)
             k = k * inverse_norm(k, 0)
             alpha = tl.exp(g)
@@ -225,8 +236,13 @@ def step_kernel(
 
 
 @triton.jit
-def map_step_kernel(phi, keys, g, beta, out, K: tl.constexpr, WIDTH: tl.constexpr):
+def map_step_kernel(
+    phi, keys, g, beta, out, K: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr
+):
     """alpha (Phi - beta k (k^T Phi)) of some columns of one head; grid (HV, K / WIDTH)."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     head = tl.program_id(0)
     dim = tl.arange(0, K)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)

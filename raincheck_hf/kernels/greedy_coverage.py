@@ -18,6 +18,7 @@ from raincheck_hf.kernels.greedy_grid import (
     leaders_of_grid,
     new_board,
     place_of,
+    total_of_grid,
 )
 
 _ROW = tl.constexpr((1 << 20) - 1)
@@ -25,25 +26,38 @@ _ROW = tl.constexpr((1 << 20) - 1)
 
 @triton.jit
 def _list_rows(
-    by_column, covered, places, olds, news, leader, active, r, pitch,
-    AHEAD: tl.constexpr, SPAN: tl.constexpr,
+    matrix, covered, ring, begin, first, height, leader, active, limit, r, n,
+    AHEAD: tl.constexpr, HIGH: tl.constexpr, RING: tl.constexpr,
 ):  # fmt: skip
-    """List the rows that any leader covers better, and how many leaders keep out of each other.
+    """Append the block's rows that a leader covers better to the list of all blocks.
+
+    A row carries the number of the first leader that covers it better, what covers it now, and
+    what that leader does. Rows of leaders that cannot be taken any more are left out.
+
+    Args:
+        ring: int32 [1 + 3·RING]: the entries of all turns so far, modulo 2^32, and the list.
+        begin: int32 [], entries before this turn.
+        first, height: the block's rows.
+        limit: int32 [], no more leaders than this will be taken.
 
     Returns:
-        count, int32: rows listed, with the number of the first leader that covers them better,
-            what covers them now, and what that leader does.
-        limit, int32: leaders before the first that shares such a row with one before it.
+        count, int32: rows listed.
+        limit, int32: leaders before the first that shares a row of the block with one before it.
     """
     lane = tl.arange(0, AHEAD)
-    columns = by_column + leader.to(tl.int64)[:, None] * pitch
-    count = 0
-    limit = AHEAD
-    for start in range(0, r, SPAN):
-        row = start + tl.arange(0, SPAN)
-        old = tl.load(covered + row, mask=row < r, other=float("inf"))
+    places = ring + 1
+    olds = (places + RING).to(tl.pointer_type(tl.float32))
+    news = olds + RING
+    count = begin * 0
+    for part in range(0, height, HIGH):
+        inside = part + tl.arange(0, HIGH)
+        row = first + inside
+        live = (inside < height) & (row < r)
+        old = tl.load(covered + row, mask=live, other=float("inf"))
         tile = tl.load(
-            columns + row[None, :], mask=active[:, None] & (row < r)[None, :], other=-float("inf")
+            matrix + row.to(tl.int64)[None, :] * n + leader[:, None],
+            mask=active[:, None] & live[None, :],
+            other=-float("inf"),
         )
         better = tile > old[None, :]
         number = tl.where(better, lane[:, None], AHEAD)
@@ -51,39 +65,42 @@ def _list_rows(
         another = tl.min(tl.where(number > one[None, :], number, AHEAD), 0)
         limit = tl.minimum(limit, tl.min(another, 0))
         new = tl.max(tl.where(better & (number == one[None, :]), tile, 0.0), 0)
-        listed = one < AHEAD
+        listed = one < limit
         upto = tl.cumsum(listed.to(tl.int32), 0)
-        at = count + upto - 1
-        tl.store(places + at, row | (one << 20), mask=listed)
-        tl.store(olds + at, old, mask=listed)
-        tl.store(news + at, new, mask=listed)
-        count += tl.max(upto, 0)
+        more = tl.max(upto, 0)
+        if more > 0:
+            at = (tl.atomic_add(ring, more, sem="relaxed") + upto - 1) & (RING - 1)
+            tl.store(places + at, row | (one << 20), mask=listed)
+            tl.store(olds + at, old, mask=listed)
+            tl.store(news + at, new, mask=listed)
+            count += more
     return count, limit
 
 
 @triton.jit
 def _coverage(
-    by_row, by_column, weight, covered, places, olds, news, board, picks, gains,
-    r, n, pitch, width, budget, scale,
-    WEIGHTED: tl.constexpr, GROUPS: tl.constexpr, SLOTS: tl.constexpr, AHEAD: tl.constexpr,
-    SPAN: tl.constexpr, COLS: tl.constexpr, CHUNK: tl.constexpr, TALL: tl.constexpr,
+    matrix, weight, covered, ring, board, picks, gains,
+    r, n, width, height, budget, scale,
+    WEIGHTED: tl.constexpr, BLOCKS: tl.constexpr, GROUPS: tl.constexpr, AHEAD: tl.constexpr,
+    HIGH: tl.constexpr, COLS: tl.constexpr, CHUNK: tl.constexpr, TALL: tl.constexpr,
+    RING: tl.constexpr,
 ):  # fmt: skip
-    """Block b owns the gains of columns [b·width, (b + 1)·width) and a copy of what is covered.
+    """Block b owns the gains of columns [b·width, (b + 1)·width), and rows [b·height, …).
 
     Args:
-        by_row: C fp32 [r, n].
-        by_column: its transpose, [n, pitch] of which r are used.
+        matrix: C fp32 [r, n].
         weight: fp64 [n] in [0, 1], read if WEIGHTED.
-        covered: fp32 [blocks, r], zero.
-        places: int32 [blocks, r], scratch; olds, news: fp32 likewise.
-        board: see `leaders_of_grid`.
+        covered: fp32 [r], zero; a row is read and written by its block alone.
+        ring: see `_list_rows`, zero at its start.
+        board: int64 [6·GROUPS·BLOCKS], zero; see `words_of_grid` and `total_of_grid`.
         picks: int64 [budget], written.
         gains: int64 [n], written: what each column would still bring, in quanta; -1 for a column
             with NaN.
         scale: fp32, quanta in 1.
-        GROUPS, SLOTS, AHEAD: see `leaders_of_grid`.
-        SPAN: rows of the leaders' columns in flight at once.
-        CHUNK, TALL: rows of the own columns in flight at once, after a pick and at the start.
+        BLOCKS, GROUPS, AHEAD: see `leaders_of_grid`.
+        HIGH: own rows in flight at once.
+        CHUNK, TALL: rows of the own columns in flight at once, after picks and at the start.
+        RING: a power of two, at least 2·r: what a turn lists is read before the next one ends.
     """
     block = tl.program_id(0)
     own = tl.arange(0, COLS)
@@ -91,10 +108,11 @@ def _coverage(
     live = (own < width) & (col < n)
     chunk = tl.arange(0, CHUNK)
     lane = tl.arange(0, AHEAD)
-    covered += block.to(tl.int64) * r
-    places += block.to(tl.int64) * r
-    olds += block.to(tl.int64) * r
-    news += block.to(tl.int64) * r
+    slots: tl.constexpr = GROUPS * BLOCKS
+    places = ring + 1
+    olds = (places + RING).to(tl.pointer_type(tl.float32))
+    news = olds + RING
+    upper = block * height
     if WEIGHTED:
         factor = tl.load(weight + col, mask=live, other=0.0)
 
@@ -103,7 +121,7 @@ def _coverage(
     for start in range(0, r, TALL):
         at = start + tl.arange(0, TALL)
         tile = tl.load(
-            by_row + at.to(tl.int64)[:, None] * n + col[None, :],
+            matrix + at.to(tl.int64)[:, None] * n + col[None, :],
             mask=(at < r)[:, None] & live[None, :],
             other=0.0,
         )
@@ -113,45 +131,49 @@ def _coverage(
     open_ = live
     turn = 0
     done = 0
+    begin = 0
     while done < budget:
         key = gain
         if WEIGHTED:
             key = (gain.to(tl.float64) * factor).to(tl.int64)
         words = tl.reshape(candidates(key, col, open_), (GROUPS, COLS // GROUPS))
-        first = tl.max(words, 1)
-        second = tl.max(tl.where(words == first[:, None], -1, words), 1)
-        word = leaders_of_grid(first, second, board, turn, AHEAD, GROUPS, SLOTS)
+        best = tl.max(words, 1)
+        second = tl.max(tl.where(words == best[:, None], -1, words), 1)
+        word = leaders_of_grid(best, second, board, turn, AHEAD, slots)
         active = word >= 0
         leader = tl.where(active, place_of(word), 0)
-        count, limit = _list_rows(
-            by_column, covered, places, olds, news, leader, active, r, pitch, AHEAD, SPAN
-        )
         # What leaders that share no row would gain, the picks before them do not change.
-        limit = tl.minimum(limit, tl.minimum(tl.sum(active.to(tl.int32), 0), budget - done))
-        taken = lane < limit
-        if block == 0:
-            tl.store(picks + done + lane, leader, mask=taken)
-        hit = (leader[:, None] == col[None, :]) & taken[:, None]
-        open_ = open_ & (tl.max(hit.to(tl.int32), 0) == 0)
-        tl.debug_barrier()
+        limit = tl.minimum(tl.sum(active.to(tl.int32), 0), budget - done)
+        count, limit = _list_rows(
+            matrix, covered, ring, begin, upper, height, leader, active, limit, r, n,
+            AHEAD, HIGH, RING,
+        )  # fmt: skip
+        count, limit = total_of_grid(count, limit, board + 4 * slots, turn, BLOCKS)
         loss = tl.zeros([CHUNK, COLS], tl.int64)
         for start in range(0, count, CHUNK):
             item = start + chunk
-            packed = tl.load(places + item, mask=item < count, other=0)
+            at = (begin + item) & (RING - 1)
+            packed = tl.load(places + at, mask=item < count, other=0, cache_modifier=".cg")
             use = (item < count) & ((packed >> 20) < limit)
             row = packed & _ROW
-            old = tl.load(olds + item, mask=use, other=0.0)
-            new = tl.load(news + item, mask=use, other=0.0)
+            old = tl.load(olds + at, mask=use, other=0.0, cache_modifier=".cg")
+            new = tl.load(news + at, mask=use, other=0.0, cache_modifier=".cg")
             tile = tl.load(
-                by_row + row.to(tl.int64)[:, None] * n + col[None, :],
+                matrix + row.to(tl.int64)[:, None] * n + col[None, :],
                 mask=use[:, None] & live[None, :],
                 other=0.0,
             )
             # Counting keeps order, so that what is clamped before it is what is clamped after.
             reached = tl.minimum(tl.maximum(tile, old[:, None]), new[:, None])
             loss += (reached * scale).to(tl.int64) - (old * scale).to(tl.int64)[:, None]
-            tl.store(covered + row, new, mask=use)
+            tl.store(covered + row, new, mask=use & (row >= upper) & (row < upper + height))
         gain -= tl.sum(loss, 0)
+        taken = lane < limit
+        if block == 0:
+            tl.store(picks + done + lane, leader, mask=taken)
+        hit = (leader[:, None] == col[None, :]) & taken[:, None]
+        open_ = open_ & (tl.max(hit.to(tl.int32), 0) == 0)
+        begin += count
         done += limit
         turn += 1
     tl.store(gains + col, tl.where(invalid > 0, -1, gain), mask=live)
@@ -165,14 +187,13 @@ def coverage(
     *,
     blocks: int | None = None,
     groups: int | None = None,
-    ahead: int = 8,
+    ahead: int = 16,
     warps: int = 8,
-    span: int = 2048,
-    chunk: int = 64,
+    chunk: int = 128,
 ) -> tuple[Tensor, Tensor]:
     """As `greedy.coverage`, in one launch; given a ceiling, without waiting for it.
 
-    Memory beside C: its transpose, and 4·r words a block.
+    Memory beside C: some words a row and a column.
 
     Args:
         covering: C fp32 [r, n], contiguous.
@@ -181,9 +202,8 @@ def coverage(
         ceiling: no column's positive part sums to more; None looks.
         blocks: size of the grid, a power of two, at most the processors of the GPU.
         groups: of a block's columns, a power of two; None makes 32 in all, or one a block.
-        ahead: picks that one turn of the grid may take, a power of two.
+        ahead: picks that one turn of the grid may take, a power of two, at most 1024.
         warps: of a block.
-        span: rows of the leaders' columns in flight at once, a power of two.
         chunk: rows of a block's own columns in flight at once, a power of two.
 
     Raises:
@@ -201,40 +221,34 @@ def coverage(
     device = covering.device
     picks = torch.empty(budget, dtype=torch.int64, device=device)
     gains = torch.empty(n, dtype=torch.int64, device=device)
-    width = triton.cdiv(n, blocks)
+    width, height = triton.cdiv(n, blocks), triton.cdiv(r, blocks)
     cols = triton.next_power_of_2(width)
     groups = min(cols, groups or max(1, 32 // blocks))
-    slots = blocks * groups
-    pitch = triton.cdiv(r, 16) * 16
-    by_column = torch.empty(n, pitch, dtype=torch.float32, device=device)
-    by_column[:, :r].copy_(covering.T)
-    scratch = torch.empty(2, blocks, r, dtype=torch.float32, device=device)
+    ring = max(16, triton.next_power_of_2(2 * r))
     with torch.cuda.device_of(covering):
         _coverage[(blocks,)](
             covering,
-            by_column,
             gains if share is None else share,
-            torch.zeros(blocks, r, dtype=torch.float32, device=device),
-            torch.empty(blocks, r, dtype=torch.int32, device=device),
-            scratch[0],
-            scratch[1],
-            new_board(2 * slots, device),
+            torch.zeros(r, dtype=torch.float32, device=device),
+            torch.zeros(1 + 3 * ring, dtype=torch.int32, device=device),
+            new_board(3 * groups * blocks, device),
             picks,
             gains,
             r,
             n,
-            pitch,
             width,
+            height,
             budget,
             scale,
             WEIGHTED=weight is not None,
+            BLOCKS=blocks,
             GROUPS=groups,
-            SLOTS=slots,
-            AHEAD=min(ahead, slots),
-            SPAN=min(span, triton.next_power_of_2(r)),
+            AHEAD=min(ahead, groups * blocks),
+            HIGH=min(128, triton.next_power_of_2(height)),
             COLS=cols,
             CHUNK=chunk,
             TALL=max(chunk, 8192 // cols),
+            RING=ring,
             **launch_options(covering, warps),
         )
     return picks, remaining(gains, scale, weight)

@@ -22,6 +22,7 @@ LARGEST = 1 << 20
 
 _LAST = tl.constexpr(LARGEST - 1)
 _WAIT = tl.constexpr(1 << 62)
+_HALF = tl.constexpr((1 << 32) - 1)
 
 
 @triton.jit
@@ -78,14 +79,10 @@ def best_of_grid(word, board, turn, BLOCKS: tl.constexpr, SEM: tl.constexpr):
 
 
 @triton.jit
-def leaders_of_grid(
-    first, second, board, turn, AHEAD: tl.constexpr, GROUPS: tl.constexpr, SLOTS: tl.constexpr
-):
-    """The best words of all groups that nothing unseen can beat; every block gets the same answer.
+def words_of_grid(first, second, board, turn, SLOTS: tl.constexpr, SEM: tl.constexpr):
+    """Two words of every group of tokens; every block gets the same answer.
 
-    As `best_of_grid`, but a block has GROUPS groups of tokens, and writes the two best words of
-    each. A group's best that is above every group's second is above all that was not written,
-    too. Nothing but the board is read that another block wrote, so that no order is asked for.
+    As `best_of_grid`, but a block has GROUPS groups of tokens, and writes two words for each.
 
     The words are read once more after all were seen. Where a block has more threads than there are
     words, several warps load a word, each at its own moment, and one of them answers for it when
@@ -93,22 +90,22 @@ def leaders_of_grid(
     round are not fit for use.
 
     Args:
-        first: int64 [GROUPS], the best word of each group; -1 where nothing is open.
-        second: int64 [GROUPS], the next best.
+        first, second: int64 [GROUPS], from -1 to 2^61 - 1.
         board: int64 [2, 2, SLOTS], zero at the start of the kernel.
         turn: int, counted from 0.
-        AHEAD: how many at most, a power of two, at most SLOTS.
         SLOTS: GROUPS times the size of the grid.
+        SEM: see `best_of_grid`.
 
     Returns:
-        int64 [AHEAD], best first, -1 from where there are no more; at least one unless all are -1.
+        firsts, seconds: int64 [SLOTS].
     """
     tag = 1 + (turn // 2) % 2
     page = board + (turn % 2) * (2 * SLOTS)
-    own = page + tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
+    groups: tl.constexpr = first.shape[0]
+    own = page + tl.program_id(0) * groups + tl.arange(0, groups)
     tl.debug_barrier()
-    tl.atomic_xchg(own, first * 4 + tag, sem="relaxed")
     tl.atomic_xchg(own + SLOTS, second * 4 + tag, sem="relaxed")
+    tl.atomic_xchg(own, first * 4 + tag, sem=SEM)
     slot = tl.arange(0, SLOTS)
     firsts = tl.zeros([SLOTS], tl.int64)
     seconds = tl.zeros([SLOTS], tl.int64)
@@ -118,13 +115,69 @@ def leaders_of_grid(
         seconds = tl.load(page + SLOTS + slot, volatile=True)
         late = ((firsts & 3) != tag) | ((seconds & 3) != tag)
         rounds += tl.max(late.to(tl.int32), 0) - 1
-    firsts = firsts >> 2
-    firsts = tl.where(firsts > tl.max(seconds >> 2, 0), firsts, -1)
+    return firsts >> 2, seconds >> 2
+
+
+@triton.jit
+def leaders_of_grid(first, second, board, turn, AHEAD: tl.constexpr, SLOTS: tl.constexpr):
+    """The best words of all groups that nothing unseen can beat; every block gets the same answer.
+
+    A group's best that is above every group's second is above all that was not written, too.
+    Nothing but the board is read that another block wrote, so that no order is asked for.
+
+    Args:
+        first: int64 [GROUPS], the best word of each group; -1 where nothing is open.
+        second: int64 [GROUPS], the next best.
+        board, turn, SLOTS: see `words_of_grid`.
+        AHEAD: how many at most, a power of two, at most SLOTS.
+
+    Returns:
+        int64 [AHEAD], best first, -1 from where there are no more; at least one unless all are -1.
+    """
+    firsts, seconds = words_of_grid(first, second, board, turn, SLOTS, "relaxed")
+    firsts = tl.where(firsts > tl.max(seconds, 0), firsts, -1)
     # Words differ, so that ranks do; those that are out share one that is never asked for.
     rank = tl.sum((firsts[None, :] > firsts[:, None]).to(tl.int32), 1)
     rank = tl.where(firsts >= 0, rank, AHEAD)
     asked = rank[:, None] == tl.arange(0, AHEAD)[None, :]
     return tl.max(tl.where(asked, firsts[:, None], -1), 0)
+
+
+@triton.jit
+def _least_and_sum(one, other):
+    """The smaller of the upper halves, the sum of the lower ones."""
+    least = tl.minimum(one >> 32, other >> 32)
+    return (least << 32) | ((one & _HALF) + (other & _HALF))
+
+
+@triton.jit
+def total_of_grid(count, limit, board, turn, BLOCKS: tl.constexpr):
+    """The sum of all blocks' counts and the least of their limits; and a barrier.
+
+    After it, a block reads what others wrote to memory before (around the first-level cache:
+    `.cg`). Sum and limit come out of one reduction, which also ends the loop: see `best_of_grid`.
+
+    Args:
+        count, limit: int32 [], this block's, 0 or more; counts add up to less than 2^31.
+        board: int64 [2, BLOCKS], zero at the start of the kernel.
+        turn: int, counted from 0.
+        BLOCKS: size of the grid, a power of two.
+
+    Returns:
+        count, limit: int32 [].
+    """
+    tag = 1 + (turn // 2) % 2
+    page = board + (turn % 2) * BLOCKS
+    word = (limit.to(tl.int64) << 32) | count
+    tl.debug_barrier()
+    tl.atomic_xchg(page + tl.program_id(0), word * 4 + tag, sem="release")
+    slot = tl.arange(0, BLOCKS)
+    both = tl.full((), -1, tl.int64)
+    while both < 0:
+        words = tl.load(page + slot, volatile=True)
+        seen = tl.where((words & 3) == tag, words >> 2, -_HALF - 1)
+        both = tl.reduce(seen, 0, _least_and_sum)
+    return (both & _HALF).to(tl.int32), (both >> 32).to(tl.int32)
 
 
 @cache

@@ -20,6 +20,7 @@ K key dim, V value dim, T tokens. States and maps are fp32.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -50,6 +51,15 @@ class Convolution:
     def reach(self) -> int:
         """W - 1: how many earlier inputs a token reads."""
         return self.weight.shape[-1] - 1
+
+    @cached_property
+    def taps(self) -> Tensor:
+        """The weight's memory as int64 [C] where a channel's taps fill such a word; else itself."""
+        weight = self.weight
+        fills = weight.shape[-1] * weight.element_size() == 8 and weight.is_contiguous()
+        if not fills or weight.data_ptr() % 16:
+            return weight
+        return weight.detach().view(torch.int64)[:, 0]
 
     def keys_values(self, history: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of tokens that follow ``history``.

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -43,6 +44,29 @@ def _rotate(
     tl.store(at + HALF, (second * c + first * s).to(qkv.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _rotate_groups(
+    qkv, cos, sin, pitch, groups, HEADS: tl.constexpr, HALF: tl.constexpr,
+    VECTOR: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """BLOCK groups of VECTOR adjacent pairs, whichever heads and patches they fall to."""
+    A_HEAD: tl.constexpr = HALF // VECTOR
+    A_ROW: tl.constexpr = HEADS * A_HEAD
+    group = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = (group // A_ROW).to(tl.int64)
+    head = group % A_ROW // A_HEAD
+    near = tl.arange(0, VECTOR)[None, :]
+    column = (group % A_HEAD * VECTOR)[:, None] + near
+    inside = (group < groups)[:, None] & (near < VECTOR)
+    c = tl.load(cos + row[:, None] * HALF + column, mask=inside, other=0.0)
+    s = tl.load(sin + row[:, None] * HALF + column, mask=inside, other=0.0)
+    at = qkv + (row * pitch + head * (2 * HALF))[:, None] + column
+    first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(at + HALF, mask=inside, other=0.0).to(tl.float32)
+    tl.store(at, (first * c - second * s).to(qkv.dtype.element_ty), mask=inside)
+    tl.store(at + HALF, (second * c + first * s).to(qkv.dtype.element_ty), mask=inside)
+
+
 def rotate_plain(qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Twin of `rotation`: a new [N, 3, heads, e] with q and k rotated."""
     half = cos.shape[1]
@@ -53,13 +77,17 @@ def rotate_plain(qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([turned.to(qkv.dtype), qkv[:, 2:]], dim=1)
 
 
-def rotation(qkv: Tensor, cos: Tensor, sin: Tensor) -> Callable[[Tensor], None]:
+def rotation(
+    qkv: Tensor, cos: Tensor, sin: Tensor, *, block: int | None = None, warps: int = 4
+) -> Callable[[Tensor], None]:
     """A launch that rotates q and k of tensors like ``qkv`` in place.
 
     Args:
         qkv: [N, 3, heads, e], contiguous.
         cos: fp32 [N, e / 2], contiguous.
         sin: fp32 [N, e / 2], contiguous.
+        block: Groups of pairs of a program, a power of two; None has one patch a program.
+        warps: Of a program.
 
     Raises:
         ValueError: A shape, dtype or layout is not as above.
@@ -72,19 +100,21 @@ def rotation(qkv: Tensor, cos: Tensor, sin: Tensor) -> Callable[[Tensor], None]:
             raise ValueError(f"cos and sin must be fp32 [{rows}, {dim // 2}]")
         if not table.is_contiguous():
             raise ValueError("cos and sin must be contiguous")
-    launch = Repeated(
-        _rotate,
-        (rows,),
-        {
-            "HEADS": 2 * heads,
-            "HALF": dim // 2,
-            "LINES": triton.next_power_of_2(2 * heads),
-            "WIDE": triton.next_power_of_2(dim // 2),
-        },
-    )
+    half = dim // 2
+    options = {"HEADS": 2 * heads, "HALF": half, "num_warps": warps}
+    kernel, programs, more = _rotate, rows, list[int]()
+    if block is None:
+        options["LINES"] = triton.next_power_of_2(2 * heads)
+        options["WIDE"] = triton.next_power_of_2(half)
+    else:
+        vector = math.gcd(half, 4)
+        groups = rows * 2 * heads * (half // vector)
+        options |= {"VECTOR": vector, "BLOCK": block}
+        kernel, programs, more = _rotate_groups, triton.cdiv(groups, block), [groups]
+    launch = Repeated(kernel, (programs,), options)
 
     def run(qkv: Tensor) -> None:
         with torch.cuda.device_of(qkv):
-            launch(qkv, cos, sin, qkv.stride(0))
+            launch(qkv, cos, sin, qkv.stride(0), *more)
 
     return run

@@ -1,0 +1,266 @@
+# mypy: disable-error-code="no-untyped-def"
+# An annotation in a jitted function speaks to Triton.
+"""Attention of a vision block, within segments, from its joint projection. See VISION.md.
+
+Twin: `attend_plain`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from raincheck_hf.kernels.segments import split_width
+
+_LOG2_E = math.log2(math.e)
+
+# Weights are 2^(s - own score - _LIFT): powers from far below the own score to far above it fit.
+_LIFT = tl.constexpr(60.0)
+_MOST = tl.constexpr(2.0**60)  # of a row's sum of weights; a row with more is done again
+
+
+@triton.jit
+def _tile(source, line, at, COLUMN: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """[ROWS, WIDTH] of a key or value head; zero behind its last column and the last patch."""
+    return tl.reshape(source.load([line, at, COLUMN]), (ROWS, WIDTH))
+
+
+@triton.jit
+def _scores(
+    head, tail, heads, tails, line, at, HEAD: tl.constexpr, TAIL: tl.constexpr,
+    KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """q kᵀ, fp32 [ROWS, KEYS]."""
+    key = _tile(heads, line, at, 0, KEYS, HEAD)
+    scores = tl.dot(head, tl.trans(key), input_precision=PRECISION)
+    if TAIL > 0:
+        rest = _tile(tails, line, at, HEAD, KEYS, TAIL)
+        scores = tl.dot(tail, tl.trans(rest), scores, input_precision=PRECISION)
+    return scores
+
+
+@triton.jit
+def _step(
+    head, tail, heads, tails, key_line, value_line, at, stop, scale, base, total, mixed, rest,
+    HEAD: tl.constexpr, TAIL: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add a tile of keys to the sums."""
+    ROWS: tl.constexpr = head.shape[0]
+    scores = _scores(head, tail, heads, tails, key_line, at, HEAD, TAIL, KEYS, PRECISION)
+    weight = tl.exp2(scores * scale - base[:, None])
+    if MASKED:
+        weight = tl.where((at + tl.arange(0, KEYS) < stop)[None, :], weight, 0.0)
+    # Eight sums a row: adding within a thread is all that a tile asks for.
+    total += tl.sum(tl.reshape(weight, (ROWS, KEYS // 8, 8)), 1)
+    low = weight.to(head.dtype)
+    value = _tile(heads, value_line, at, 0, KEYS, HEAD)
+    mixed = tl.dot(low, value, mixed, input_precision=PRECISION)
+    if TAIL > 0:
+        value = _tile(tails, value_line, at, HEAD, KEYS, TAIL)
+        rest = tl.dot(low, value, rest, input_precision=PRECISION)
+    return total, mixed, rest
+
+
+@triton.jit
+def _weighed(
+    head, tail, heads, tails, key_line, value_line, start, stop, scale, base,
+    HEAD: tl.constexpr, TAIL: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Σ_j w_j and Σ_j w_j v_j over a segment, w_j = 2^(s_j·scale − base)."""
+    ROWS: tl.constexpr = head.shape[0]
+    total = tl.zeros([ROWS, 8], tl.float32)
+    mixed = tl.zeros([ROWS, HEAD], tl.float32)
+    rest = tl.zeros([ROWS, TAIL if TAIL > 0 else 16], tl.float32)
+    whole = stop - (stop - start) % KEYS
+    for at in range(start, whole, KEYS):
+        total, mixed, rest = _step(
+            head, tail, heads, tails, key_line, value_line, at, stop, scale, base,
+            total, mixed, rest, HEAD, TAIL, KEYS, False, PRECISION,
+        )  # fmt: skip
+    if whole < stop:
+        total, mixed, rest = _step(
+            head, tail, heads, tails, key_line, value_line, whole, stop, scale, base,
+            total, mixed, rest, HEAD, TAIL, KEYS, True, PRECISION,
+        )  # fmt: skip
+    return tl.sum(total, 1), mixed, rest
+
+
+@triton.jit
+def _attend(
+    qkv, heads, tails, blocks, out, normaliser, patches, pitch, scale,
+    HEADS: tl.constexpr, DIM: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, NORMALISES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """ROWS queries of one head.
+
+    Args:
+        qkv: [N, 3, HEADS, DIM], rows ``pitch`` apart.
+        heads: Descriptor of qkv as [3 HEADS, N, DIM] in tiles of [1, KEYS, HEAD].
+        tails: The same in tiles of [1, KEYS, TAIL].
+        blocks: int32 [blocks, 3], where a block and its segment start, and where the segment ends.
+        out: [N, HEADS * DIM], written.
+        normaliser: fp32 [HEADS, N], written where NORMALISES.
+        scale: fp32, of scores in powers of 2.
+    """
+    blocks += tl.program_id(0) * 3
+    line = tl.program_id(1)
+    first, start, stop = tl.load(blocks), tl.load(blocks + 1), tl.load(blocks + 2)
+    place = (first + tl.arange(0, ROWS)).to(tl.int64)
+    fits = place < stop
+    part = tl.arange(0, HEAD)
+    own = qkv + place[:, None] * pitch + line * DIM + part[None, :]
+    head = tl.load(own, mask=fits[:, None], other=0.0)
+    key = tl.load(own + HEADS * DIM, mask=fits[:, None], other=0.0)
+    self_score = tl.sum(head.to(tl.float32) * key.to(tl.float32), 1)
+    tail = head
+    if TAIL > 0:
+        near = HEAD + tl.arange(0, TAIL)
+        inside = fits[:, None] & (near < DIM)[None, :]
+        own = qkv + place[:, None] * pitch + line * DIM + near[None, :]
+        tail = tl.load(own, mask=inside, other=0.0)
+        key = tl.load(own + HEADS * DIM, mask=inside, other=0.0)
+        self_score += tl.sum(tail.to(tl.float32) * key.to(tl.float32), 1)
+
+    base = self_score * scale + _LIFT
+    total, mixed, rest = _weighed(
+        head, tail, heads, tails, HEADS + line, 2 * HEADS + line, start, stop, scale, base,
+        HEAD, TAIL, KEYS, PRECISION,
+    )  # fmt: skip
+    # Not a number compares false, and is done again too.
+    if tl.min((total < _MOST).to(tl.int32), 0) == 0:
+        base = tl.full([ROWS], -float("inf"), tl.float32)
+        for at in range(start, stop, KEYS):
+            scores = _scores(
+                head, tail, heads, tails, HEADS + line, at, HEAD, TAIL, KEYS, PRECISION
+            )
+            seen = (at + tl.arange(0, KEYS) < stop)[None, :]
+            base = tl.maximum(base, tl.max(tl.where(seen, scores, -float("inf")), 1))
+        base *= scale
+        total, mixed, rest = _weighed(
+            head, tail, heads, tails, HEADS + line, 2 * HEADS + line, start, stop, scale, base,
+            HEAD, TAIL, KEYS, PRECISION,
+        )  # fmt: skip
+    share = 1.0 / total
+    row = out + place[:, None] * (HEADS * DIM) + line * DIM
+    tl.store(row + part[None, :], (mixed * share[:, None]).to(out.dtype.element_ty), fits[:, None])
+    if TAIL > 0:
+        near = HEAD + tl.arange(0, TAIL)
+        inside = fits[:, None] & (near < DIM)[None, :]
+        tl.store(row + near[None, :], (rest * share[:, None]).to(out.dtype.element_ty), inside)
+    if NORMALISES:
+        tl.store(normaliser + line.to(tl.int64) * patches + place, base + tl.log2(total), fits)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Sizes of a launch.
+
+    Attributes:
+        rows: Queries of a program, a power of two, 16 or more (64 a warp group on a GPU).
+        keys: Keys at a time, a power of two, 16 or more.
+        warps: Of a program.
+        stages: Tiles of keys under way.
+        registers: Of a thread at most, so that more programs fit a processor; None for no bound.
+    """
+
+    rows: int = 128
+    keys: int = 64
+    warps: int = 4
+    stages: int = 3
+    registers: int | None = None
+
+
+def runs_here(device: torch.device) -> bool:
+    """Whether the device is one that the kernel was made for: it copies tiles by descriptor."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+def takes(dtype: torch.dtype, dim: int) -> bool:
+    """Whether the kernel takes heads of ``dim`` in ``dtype``.
+
+    fp16 is left out: it does not hold the powers that the weights are.
+    """
+    return dtype in (torch.bfloat16, torch.float32) and 16 <= dim <= 128 and dim % 8 == 0
+
+
+def attend(
+    qkv: Tensor,
+    blocks: Tensor,
+    scale: float,
+    *,
+    out: Tensor | None = None,
+    normaliser: Tensor | None = None,
+    tiles: Tiles = Tiles(),
+) -> Tensor:
+    """Attention of each patch to the patches of its segment.
+
+    Args:
+        qkv: [N, 3, H, dim], contiguous, bf16 or fp32 (see `takes`), q and k rotated.
+        blocks: int32 [blocks, 3], `segments.block_table` of the segments and ``tiles.rows``.
+        scale: Of the scores.
+        out: [N, H * dim] in qkv's dtype, contiguous, written; None makes one.
+        normaliser: fp32 [H, N], contiguous, written: log2 Σ_j exp(s_ij). None: not wanted.
+        tiles: Sizes of the launch.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        ValueError: A shape, dtype or layout is not as above.
+    """
+    if qkv.ndim != 4 or qkv.shape[1] != 3 or not qkv.is_contiguous():
+        raise ValueError(f"qkv must be contiguous [N, 3, H, dim], got {list(qkv.shape)}")
+    patches, _, count, dim = qkv.shape
+    if not takes(qkv.dtype, dim):
+        raise ValueError(
+            f"heads must be bf16 or fp32 of 16 to 128 columns, a multiple of 8; got {qkv.dtype} "
+            f"of {dim}"
+        )
+    if blocks.dtype != torch.int32 or blocks.ndim != 2 or blocks.shape[1] != 3:
+        raise ValueError(f"blocks must be int32 [blocks, 3], got {blocks.dtype} {blocks.shape}")
+    if out is None:
+        out = qkv.new_empty(patches, count * dim)
+    elif out.shape != (patches, count * dim) or out.dtype != qkv.dtype or not out.is_contiguous():
+        raise ValueError(f"out must be contiguous {qkv.dtype} [{patches}, {count * dim}]")
+    if normaliser is not None and (
+        normaliser.shape != (count, patches)
+        or normaliser.dtype != torch.float32
+        or not normaliser.is_contiguous()
+    ):
+        raise ValueError(f"normaliser must be contiguous fp32 [{count}, {patches}]")
+    if len(blocks) == 0:
+        return out
+    head, tail = split_width(dim)
+    # Heads of all three kinds, one behind the other; a tile ends with its head's last column.
+    layout = ([3 * count, patches, dim], [dim, qkv.stride(0), 1])
+    heads = TensorDescriptor(qkv, *layout, [1, tiles.keys, head])
+    tails = TensorDescriptor(qkv, *layout, [1, tiles.keys, tail or head])
+    with torch.cuda.device_of(qkv):
+        _attend[(len(blocks), count)](
+            qkv, heads, tails, blocks, out, out if normaliser is None else normaliser,
+            patches, qkv.stride(0), scale * _LOG2_E,
+            HEADS=count, DIM=dim, HEAD=head, TAIL=tail, ROWS=tiles.rows, KEYS=tiles.keys,
+            NORMALISES=normaliser is not None, PRECISION="ieee",
+            num_warps=tiles.warps, num_stages=tiles.stages, maxnreg=tiles.registers,
+        )  # fmt: skip
+    return out
+
+
+def attend_plain(qkv: Tensor, lengths: Sequence[int], scale: float) -> tuple[Tensor, Tensor]:
+    """Twin of `attend`: what it writes to ``out`` and ``normaliser``, a segment at a time."""
+    mixed, sums = [], []
+    for part in qkv.split(list(lengths)):
+        wide = part if part.dtype == torch.float64 else part.float()
+        q, k, v = wide.permute(1, 2, 0, 3).unbind(0)
+        scores = q @ k.transpose(1, 2) * scale
+        mixed.append((scores.softmax(-1) @ v).transpose(0, 1).flatten(1).to(qkv.dtype))
+        sums.append(scores.logsumexp(-1) * _LOG2_E)
+    return torch.cat(mixed), torch.cat(sums, 1)
