@@ -143,12 +143,12 @@ def check_ids(input_ids: Any, mask: Any, model: Any) -> Tensor:
                 f"attention_mask must be [1, n] with n >= {input_ids.shape[1]}; "
                 f"got {list(mask.shape)}"
             )
-        if not bool((mask == 1).all()):
+        if not bool((mask.cpu() == 1).all()):
             raise ValueError(
                 "attention_mask has zeros: padding is not supported with raincheck=. "
                 "Pass one sequence without padding"
             )
-    low, high = int(input_ids.min()), int(input_ids.max())
+    low, high = (int(bound) for bound in input_ids.cpu().aminmax())
     size = len(model.get_input_embeddings().weight)  # an adapter's embedding has just that
     if low < 0 or high >= size:
         raise ValueError(f"input_ids must be in 0 to {size - 1}; got {low} to {high}")

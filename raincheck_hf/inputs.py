@@ -53,7 +53,7 @@ class NewInput:
         rollback: Whether the last answer has to be dropped first (rule 14).
         types: int64 [L] on the CPU: 0 text, 1 image, 2 video.
         items: The new images and videos in source order.
-        pixels: By kind, pixel values [patches, c] and grid [items, 3] of the new items.
+        pixels: By kind, pixel values [patches, c] and grid [items, 3] (on the CPU) of new items.
     """
 
     ids: Tensor
@@ -196,7 +196,7 @@ def _runs(types: Tensor) -> list[tuple[int, int]]:
 
 
 class _Media(NamedTuple):
-    """Items of one kind as passed: pixels [patches, c], grid [items, 3], seconds of each item."""
+    """Items of one kind: pixels [patches, c], grid [items, 3] on the CPU, seconds of each item."""
 
     pixels: Tensor
     grid: Tensor
@@ -223,6 +223,7 @@ def _media_of(kind: str, media: dict[str, Any]) -> _Media | None:
         raise TypeError(f"{grid_key} must be an integer tensor; got {_kind_of(grid)}")
     if grid.ndim != 2 or grid.shape[1] != 3:
         raise ValueError(f"{grid_key} must be [items, 3], got {list(grid.shape)}")
+    grid = grid.cpu()  # its numbers are asked for again and again
     patches = int(grid.prod(-1).sum())
     if pixels.ndim != 2 or len(pixels) != patches:
         raise ValueError(

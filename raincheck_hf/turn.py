@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.generation import LogitsProcessor
 
 from raincheck_hf import passes
+from raincheck_hf.aside import Aside
 from raincheck_hf.buffers import DeferredRows, Rows
 from raincheck_hf.cache import RaincheckCache
 from raincheck_hf.config import RaincheckConfig
@@ -86,7 +87,14 @@ class Turn:
         self._reserve = min(answer_length, _MOST_RESERVED)
         self._new = new
         self.report = RaincheckReport(executor=executor.name)
-        self._staged: _Staged | None = self._stage()
+        # Modules that hooks move between devices keep to the caller's stream.
+        model = cache.model
+        self._aside = Aside(model.device if executor.one_device else torch.device("cpu"))
+        try:
+            self._staged: _Staged | None = self._stage()
+        except BaseException:
+            self._aside.join()
+            raise
 
     @property
     def whole(self) -> bool:
@@ -121,12 +129,14 @@ class Turn:
         """After the last step, or after an exception: disarm, write the times."""
         self._armed = 0
         self._staged = None
+        self._aside.join()
         self._clock.write(self.report)
 
     def _prefill(self) -> Tensor:
         assert self._staged is not None
         cache, new, staged = self._cache, self._new, self._staged
         before = self._history
+        self._aside.join()
         if cache.broken_off is not None and before is cache.broken_off.conversation:
             cache.withdraw()  # what is left of the broken turn is not restored any more
         else:
@@ -162,31 +172,38 @@ class Turn:
         """P and D of the new input. A GPU is not waited for: its queue goes on to the prefill."""
         history = self._history.without_answer() if self._new.rollback else self._history
         new = self._new
-        grids = {kind: grid.cpu() for kind, (_, grid) in new.pixels.items()}
+        grids = {kind: grid for kind, (_, grid) in new.pixels.items()}
+        seen = None
+        if new.items:
+            with self._aside.queue(*(pixels for pixels, _ in new.pixels.values())):
+                seen = self._encode(grids)
         adapter, model = self._cache.adapter, self._cache.model
         positions = adapter.positions(
             model, new.ids, new.types, grids, history.position, new.seconds
         ).cpu()
-        rows = self._embed(positions, grids)
-        count = self._count if self._count is not None else int(self._kept.sum())
-        # What is kept, then what is not, both in source order.
-        order = torch.argsort(~self._kept, stable=True)
+        text = self._embed(positions)
+        query = self._query(text.embeds) if seen else text.embeds[:0]
+        with self._aside.queue(text.embeds, text.positions, text.visual, query):
+            rows, kept, scores, count = self._choose(text, query, seen)
+            # What is kept, then what is not, both in source order.
+            order = torch.argsort(~kept, stable=True)
+            multimodal = count - int((new.types == 0).sum())
+            initial = rows.pick(order[:count], multimodal)
         waiting = len(rows) - count
-        text = int((new.types == 0).sum())
 
         def rest() -> DeferredRows:
             if self._selection is not None and self._selection.scores.is_cuda:
                 self._selection.check()
             later = order[count:]
             if self._config.order == "relevance":
-                best = torch.sort(self._scores[later], descending=True, stable=True).indices
+                best = torch.sort(scores[later], descending=True, stable=True).indices
                 later = later[best]
-            self._describe(later)
+            self._describe(kept, later)
             # Hard pruning drops D: no slots, no rows, though its tokens still count in the ids.
             return DeferredRows.of(rows, later[:0] if self._config.drops else later)
 
         return _Staged(
-            initial=rows.pick(order[:count], multimodal=count - text),
+            initial=initial,
             pending=0 if self._config.drops else waiting,
             rest=rest,
             # Not behind the largest: a video's time may run ahead of the text (Qwen2.5-VL).
@@ -194,35 +211,38 @@ class Turn:
             answer_position=positions[:, -1] + 1,
         )
 
-    def _embed(self, positions: Tensor, grids: dict[str, Tensor]) -> Rows:
-        """Merged embeddings of the whole new input, and which rows the initial prefill keeps.
-
-        Sets ``_kept`` and ``_scores``, and ``_count``, how many are kept, if that is known here.
-        """
+    def _embed(self, positions: Tensor) -> Rows:
+        """The new input's rows without what the tower sees; all that is copied to the device."""
         cache, new = self._cache, self._new
-        self._selection: Selection | None = None
         with turnstile(cache.model):  # hooks may bring the table in and take it away
             embeds = cache.adapter.embed(cache.model, new.ids)
-        device = embeds.device
-        # All that crosses to the device does so before the tower fills its queue.
-        visual = (new.types != 0).nonzero().flatten().to(device)
-        there = positions.to(device)
-        self._kept = torch.ones(len(embeds), dtype=torch.bool, device=device)
-        self._scores = torch.zeros(len(embeds), device=device)
-        self._count: int | None = len(embeds)
-        if not new.items:
-            return Rows(embeds, there, visual)
-        query = self._query(embeds)
-        seen = self._encode(grids)
-        selection = self._select(seen, query)
-        self._selection = selection
-        self._kept[visual] = selection.mask.to(device)
-        self._kept[-1:] = True  # rule 3: the last row gives y1
-        self._scores[visual] = selection.scores.to(device)
-        known = selection.count is not None and int(new.types[-1]) == 0
-        self._count = len(embeds) - len(visual) + (selection.count or 0) if known else None
-        embeds = embeds.index_copy(0, visual, seen.embeds.to(device, embeds.dtype))
-        return Rows(embeds, there, visual, tuple(layer.to(device) for layer in seen.deepstack))
+        visual = (new.types != 0).nonzero().flatten()
+        return Rows(embeds, positions.to(embeds.device), visual.to(embeds.device))
+
+    def _choose(
+        self, text: Rows, query: Tensor, seen: vision.VisionOutput | None
+    ) -> tuple[Rows, Tensor, Tensor, int]:
+        """Merged rows, which of them are in P (bool), their scores, and how many are in P."""
+        device, visual = text.embeds.device, text.visual
+        kept = torch.ones(len(text), dtype=torch.bool, device=device)
+        scores = torch.zeros(len(text), device=device)
+        self._selection: Selection | None = None
+        if seen is None:
+            return text, kept, scores, len(text)
+        selection = self._selection = self._select(seen, query)
+        kept[visual] = selection.mask.to(device)
+        kept[-1:] = True  # rule 3: the last row gives y1
+        scores[visual] = selection.scores.to(device)
+        known = selection.count is not None and int(self._new.types[-1]) == 0
+        others = len(text) - len(visual)
+        count = others + (selection.count or 0) if known else int(kept.sum())
+        rows = Rows(
+            text.embeds.index_copy(0, visual, seen.embeds.to(device, text.embeds.dtype)),
+            text.positions,
+            visual,
+            tuple(layer.to(device) for layer in seen.deepstack),
+        )
+        return rows, kept, scores, count
 
     def _query(self, embeds: Tensor) -> Tensor:
         """[m, d], embeddings of the current turn's text."""
@@ -265,9 +285,9 @@ class Turn:
         self._clock.stop("select_ms")
         return selection
 
-    def _describe(self, later: Tensor) -> None:
+    def _describe(self, kept: Tensor, later: Tensor) -> None:
         """Complete the report; waits for the selection."""
-        kept, order = self._kept.cpu(), later.cpu()
+        kept, order = kept.cpu(), later.cpu()
         visual = self._new.types != 0
         report, offset = self.report, self._new.offset
         report.selected = (kept & visual).nonzero().flatten() + offset

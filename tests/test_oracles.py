@@ -352,7 +352,7 @@ def test_o7_deferred_embeddings_never_reach_hard_and_reach_the_second_turn(
 
     def two_turns(defer: str, disturb: bool) -> list[torch.Tensor]:
         if disturb:
-            monkeypatch.setattr(Turn_, "_embed", disturbed)
+            monkeypatch.setattr(Turn_, "_choose", disturbed)
         first = run_turn(model, inputs, drawn(defer=defer, guard_tokens=99), 5)
         monkeypatch.undo()
         answer = answer_of(first, inputs)
@@ -360,15 +360,15 @@ def test_o7_deferred_embeddings_never_reach_hard_and_reach_the_second_turn(
         second = run_turn(model, whole, drawn(defer=defer), 5, cache=first.cache)
         return [logits_of(first), logits_of(second)]
 
-    plain = Turn_._embed
+    plain = Turn_._choose
 
     def disturbed(self: Any, *args: Any) -> Any:
-        rows = plain(self, *args)
-        dropped = ~self._kept
+        rows, kept, *others = plain(self, *args)
+        dropped = ~kept
         embeds = rows.embeds + dropped[:, None] * torch.randn_like(rows.embeds)
         of_visual = dropped[rows.visual][:, None]
         deepstack = tuple(x + of_visual * torch.randn_like(x) for x in rows.deepstack)
-        return replace(rows, embeds=embeds, deepstack=deepstack)
+        return replace(rows, embeds=embeds, deepstack=deepstack), kept, *others
 
     hard, hard_disturbed = two_turns("never", False), two_turns("never", True)
     assert torch.equal(hard[0], hard_disturbed[0])

@@ -88,9 +88,11 @@ class Executor(Protocol):
 
     Attributes:
         name: As in the config and the report.
+        one_device: Whether the whole model is on one device and nobody else's code runs in a pass.
     """
 
     name: str
+    one_device: bool
 
     def run(self, model: Any, work: Pass, buffers: Mapping[int, KeyValueBuffer]) -> PassResult:
         """Run one pass.

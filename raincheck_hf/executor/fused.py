@@ -36,6 +36,7 @@ class FusedExecutor:
     """
 
     name = "fused"
+    one_device = True
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan

@@ -20,6 +20,7 @@ class ModulesExecutor:
     """See the module's docstring."""
 
     name = "modules"
+    one_device = False
 
     def run(self, model: Any, work: Pass, buffers: Mapping[int, KeyValueBuffer]) -> PassResult:
         """See ``Executor.run``."""
