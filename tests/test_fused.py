@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +20,7 @@ from torch import nn
 from raincheck_hf import RaincheckConfig, enable_raincheck, executor
 from raincheck_hf.executor import choose_executor
 from raincheck_hf.executor.plain import Census, unplain
+from raincheck_hf.recurrent import Checkpoint, RecurrentState
 
 PROGRAM = Path(__file__).with_name("fused_passes.py")
 
@@ -214,3 +217,16 @@ def test_a_cpu_needs_no_triton() -> None:
 
 def test_choosing_on_a_cpu_imports_no_kernel(architecture: str) -> None:
     assert choose_executor("auto", enabled_model(architecture)) is executor._MODULES
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
+def test_copied_states_forget_where_the_others_lay(copied: Any) -> None:
+    pytest.importorskip("triton")
+    from raincheck_hf.executor.states import LayerStates
+
+    states = LayerStates({3: RecurrentState.at(Checkpoint(torch.ones(2), torch.ones(1)))}, [[7]])
+    twin = copied(states)
+    assert type(twin) is dict
+    assert torch.equal(twin[3].live.state, torch.ones(2))

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from raincheck_hf.buffers import KeyValueBuffer
 from raincheck_hf.executor.base import Pass
-from raincheck_hf.executor.plan import Plan, Recurrent
-from raincheck_hf.executor.states import Change, RecurrentInputs, RecurrentMemory
+from raincheck_hf.executor.plan import Plan
+from raincheck_hf.executor.states import Change, RecurrentPass
 from raincheck_hf.kernels import descriptor as d
 from raincheck_hf.kernels.rows import DEEPSTACK_AT, EMBED_AT, POSITION_AT, POSITION_STEP
 from raincheck_hf.regions import Group
@@ -67,9 +67,7 @@ class Descriptor:
         self,
         work: Pass,
         buffers: Mapping[int, KeyValueBuffer],
-        memory: RecurrentMemory | None,
-        change: Change | None,
-        inputs: RecurrentInputs | None,
+        recurrent: RecurrentPass | None,
         fetched: bool,
     ) -> None:
         """Describe a pass; the copy to the device is queued on the current stream.
@@ -77,16 +75,14 @@ class Descriptor:
         Args:
             work: The pass.
             buffers: Keys and values by attention layer; large enough.
-            memory: What recurrent layers write to; None without such layers, as the next two.
-            change: What the pass does to them.
-            inputs: What they read.
+            recurrent: What recurrent layers read and write; None without such layers.
             fetched: Whether the kernels fetch the rows themselves, by their lines.
         """
         turn, self._next = self._next, (self._next + 1) % len(self._hosts)
         if self._copied[turn] is not None:
             self._copied[turn].synchronize()
         header, lines, records = self._views[turn]
-        self._write_header(header, work, change)
+        self._write_header(header, work, recurrent.change if recurrent else None)
         if fetched:
             self._write_lines(lines, work)
         for layer, buffer in buffers.items():
@@ -94,8 +90,8 @@ class Descriptor:
             records[layer, d.KEYS.value] = buffer.keys.data_ptr()
             records[layer, d.VALUES.value] = buffer.values.data_ptr()
             records[layer, d.STRIDE.value] = buffer.keys.stride(1)
-        if memory is not None and inputs is not None:
-            self._write_states(records, work, memory, inputs)
+        if recurrent is not None:
+            records[list(recurrent.layers)] = recurrent.records
         self._device.copy_(self._hosts[turn], non_blocking=True)
         if self._device.is_cuda:
             event = self._copied[turn] = self._copied[turn] or torch.cuda.Event()
@@ -142,15 +138,3 @@ class Descriptor:
                 )
             lines[row : row + len(span), POSITION_STEP.value] = block.positions.stride(0)
             row += len(span)
-
-    def _write_states(
-        self, records: Any, work: Pass, memory: RecurrentMemory, inputs: RecurrentInputs
-    ) -> None:
-        places = [
-            i for i, layer in enumerate(self._plan.layers) if isinstance(layer.mixer, Recurrent)
-        ]
-        for layer in places:
-            found = inputs.of(work.recurrent.get(layer), work.opening)
-            records[layer, list(found)] = list(found.values())
-        for entry, first, skip in memory.outputs():
-            records[places, entry] = range(first, first + skip * len(places), skip)

@@ -18,7 +18,7 @@ from raincheck_hf.executor.captured import CapturedPrefills
 from raincheck_hf.executor.described import Descriptor
 from raincheck_hf.executor.plan import Attention, Plan, Recurrent, make_plan
 from raincheck_hf.executor.prefill import Prefill
-from raincheck_hf.executor.states import Change, RecurrentInputs, RecurrentMemory
+from raincheck_hf.executor.states import RecurrentPass
 from raincheck_hf.executor.steps import Steps
 from raincheck_hf.executor.tower import LeanTower
 from raincheck_hf.kernels.linear import MOST_ROWS
@@ -60,17 +60,12 @@ class FusedExecutor:
         steps = self._steps_for(work) if few else None
         alone = not few and work.token is None
         prefill = self._prefills.find(work.chunk) if alone else None
-        change = memory = inputs = None
-        if self._recurrent:
-            reach = next(iter(self._recurrent.values())).conv.reach
-            change = Change.of(work, reach)
-            memory = RecurrentMemory(self._recurrent, change)
-            inputs = RecurrentInputs(self._recurrent)
+        recurrent = RecurrentPass(self._recurrent, work) if self._recurrent else None
         if steps or prefill:
             (self._steps_order if steps else self._prefill_order).follow()
         again = steps or prefill
         about = again.descriptor if again else Descriptor(self.plan, 0, again=False)
-        about.write(work, buffers, memory, change, inputs, fetched=few)
+        about.write(work, buffers, recurrent, fetched=few)
         logits: Tensor | None
         if steps:
             steps.run()
@@ -83,7 +78,7 @@ class FusedExecutor:
                 token = work.token is not None
                 once = Prefill(self.plan, about, rows, work.groups[0].slot, token)
                 logits = once.run(dict(buffers), work.wants_logits)
-        return PassResult(logits, memory.outcome(work.recurrent) if memory is not None else {})
+        return PassResult(logits, recurrent.outcome() if recurrent else {})
 
     def encode(
         self, model: Any, pixel_values: Tensor, grid_thw: Tensor, kind: vision.Kind

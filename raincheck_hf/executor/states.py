@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +16,37 @@ from raincheck_hf.kernels import descriptor as d
 from raincheck_hf.recurrent import Checkpoint, Factors, RecurrentState
 
 _ALIGNED = 16  # bytes; the kernels read that much at once
+
+# What a pass reads of a layer, and where the pass before it left that.
+_LEFT_AT = {
+    d.PREFIX_STATE_IN: d.PREFIX_STATE_OUT,
+    d.PREFIX_HISTORY_IN: d.PREFIX_HISTORY_OUT,
+    d.LIVE_STATE_IN: d.LIVE_STATE_OUT,
+    d.LIVE_HISTORY_IN: d.LIVE_HISTORY_OUT,
+    d.LEAD_STATE_IN: d.LEAD_STATE_OUT,
+    d.PHI_IN: d.PHI_OUT,
+    d.LEAD_INPUTS_IN: d.LEAD_INPUTS_OUT,
+    d.LEAD_G_IN: d.LEAD_G_OUT,
+    d.LEAD_BETA_IN: d.LEAD_BETA_OUT,
+}
+
+
+class LayerStates(dict[int, RecurrentState]):
+    """State by layer, and where the next pass of the turn finds it.
+
+    A step is too short to ask every tensor of every layer for its address again.
+
+    Attributes:
+        addresses: int64 [layers, RECORD_SIZE], right at the entries that such a pass reads.
+    """
+
+    def __init__(self, states: Mapping[int, RecurrentState], addresses: Any) -> None:
+        super().__init__(states)
+        self.addresses = addresses
+
+    def __reduce__(self) -> Any:
+        """Copies have other addresses."""
+        return dict, (dict(self),)
 
 
 @dataclass(frozen=True)
@@ -79,6 +112,37 @@ class Change:
         return self.appends or self.joins
 
 
+class RecurrentPass:
+    """What one pass reads and writes of the recurrent layers.
+
+    Attributes:
+        change: What it does to them.
+        layers: Which they are.
+        records: int64 [layers, RECORD_SIZE], the layers' records.
+    """
+
+    def __init__(self, mixers: Mapping[int, Recurrent], work: Pass) -> None:
+        self.layers = tuple(mixers)
+        self.change = Change.of(work, next(iter(mixers.values())).conv.reach)
+        self._before = work.recurrent
+        self._memory = RecurrentMemory(mixers, self.change)
+        self._inputs = RecurrentInputs(mixers)
+        self._written, places = self._memory.outputs()
+        self.records = self._inputs.table(work.recurrent, work.opening).copy()
+        self.records[:, self._written] = places
+
+    def outcome(self) -> LayerStates:
+        """State of each layer after the pass."""
+        after = self.records.copy()
+        for entry, left in _LEFT_AT.items():
+            if left.value in self._written:
+                after[:, entry.value] = after[:, left.value]
+        if not self.change.moves_live:  # it is the checkpoint itself
+            after[:, d.LIVE_STATE_IN.value] = after[:, d.PREFIX_STATE_IN.value]
+            after[:, d.LIVE_HISTORY_IN.value] = after[:, d.PREFIX_HISTORY_IN.value]
+        return LayerStates(self._memory.outcome(self._before), after)
+
+
 class RecurrentMemory:
     """New memory for one pass, all layers in one allocation a kind; what is not written is None."""
 
@@ -105,7 +169,7 @@ class RecurrentMemory:
             self._lead_g = empty(change.appends, fp32, reach, heads)
             self._lead_beta = empty(change.appends, fp32, reach, heads)
 
-    def outputs(self) -> Iterator[tuple[int, int, int]]:
+    def _outputs(self) -> Iterator[tuple[int, int, int]]:
         """(entry of the record, address of the first layer's, bytes from one layer to the next)."""
         for entry, tensor in (
             (d.PREFIX_STATE_OUT, self._prefix_state),
@@ -120,6 +184,11 @@ class RecurrentMemory:
         ):
             if tensor is not None:
                 yield entry.value, tensor.data_ptr(), tensor.stride(0) * tensor.element_size()
+
+    def outputs(self) -> tuple[list[int], Any]:
+        """Entries of the records, and int64 [layers, entries]: where they are written."""
+        entries, first, skip = zip(*self._outputs(), strict=True)
+        return list(entries), np.array(first) + np.arange(len(self._layers))[:, None] * skip
 
     def outcome(self, before: Mapping[int, RecurrentState]) -> dict[int, RecurrentState]:
         """State of each layer after the pass."""
@@ -174,11 +243,22 @@ class RecurrentInputs:
     """Addresses of what a pass reads; keeps alive what had to be copied for it."""
 
     def __init__(self, mixers: Mapping[int, Recurrent]) -> None:
+        self._layers = tuple(mixers)
         self._conv = next(iter(mixers.values())).conv
         self._nothing: Checkpoint | None = None
         self.kept: list[Tensor] = []
 
-    def of(self, state: RecurrentState | None, opening: bool) -> dict[int, int]:
+    def table(self, states: Mapping[int, RecurrentState], opening: bool) -> Any:
+        """int64 [layers, RECORD_SIZE], addresses at the entries that the pass reads."""
+        if isinstance(states, LayerStates) and not opening:
+            return states.addresses
+        table = np.zeros((len(self._layers), d.RECORD_SIZE.value), dtype=np.int64)
+        for at, layer in enumerate(self._layers):
+            for entry, address in self._of(states.get(layer), opening).items():
+                table[at, entry] = address
+        return table
+
+    def _of(self, state: RecurrentState | None, opening: bool) -> dict[int, int]:
         """A layer's addresses by entry of its record."""
         start = self._start() if state is None else state.live if opening else state.prefix
         found = {
@@ -230,6 +310,6 @@ def _stacked(
 ) -> Tensor:
     """[count, *shape], each of the ``count`` parts aligned."""
     size = torch.Size(shape).numel()
-    unit = _ALIGNED // torch.empty((), dtype=dtype).element_size()
+    unit = _ALIGNED // dtype.itemsize
     flat = torch.empty(count, -(-size // unit) * unit, dtype=dtype, device=device)
     return flat[:, :size].view(count, *shape)

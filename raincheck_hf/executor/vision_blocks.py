@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,7 +89,10 @@ def run_blocks(
         segments: Of the N patches.
     """
     heads = tower.config.num_heads
-    rotate = rotation(x.new_empty(len(x), 3, heads, x.shape[1] // heads), *tables, block=ROPE_BLOCK)
+    like = x.new_empty(len(x), 3, heads, x.shape[1] // heads)
+    rotate = rotation(like, *tables, block=ROPE_BLOCK)
+    attend = _attention(like, segments, tower.blocks[0].attn.scaling)
+    del like
     add_norm = repeated_add_norm(x)
     taps = list(getattr(tower, "deepstack_visual_indexes", ()))
     deepstack, block_input = [], x
@@ -98,7 +102,7 @@ def run_blocks(
             block_input = x
             if i - 1 in taps:
                 deepstack.append(tower.deepstack_merger_list[taps.index(i - 1)](x))
-            mixed = _attended(block.attn, h, rotate, segments)
+            mixed = _attended(block.attn, h, rotate, attend)
             more = linear(mixed, block.attn.proj.weight, block.attn.proj.bias)
             x, h = _normed(add_norm, x, more, block.norm2)
             hidden = _activated(block.mlp.linear_fc1, h)
@@ -124,16 +128,23 @@ def _activated(layer: nn.Linear, h: Tensor) -> Tensor:
     return gelu(linear(h, layer.weight, layer.bias), approximate="tanh")
 
 
+def _attention(like: Tensor, segments: Segments, scale: float) -> Callable[[Tensor], Tensor]:
+    if segments.blocks is None:
+        return partial(attend_by_runs, lengths=segments.lengths, scale=scale)
+    return vision_attention.repeated_attend(like, segments.blocks, scale, tiles=TILES)
+
+
 def _attended(
-    attention: Any, h: Tensor, rotate: Callable[[Tensor], None], segments: Segments
+    attention: Any,
+    h: Tensor,
+    rotate: Callable[[Tensor], None],
+    attend: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Attention within each segment before the output projection, [N, d']."""
     qkv = linear(h, attention.qkv.weight, attention.qkv.bias)
     qkv = qkv.view(len(h), 3, attention.num_heads, -1)
     rotate(qkv)
-    if segments.blocks is not None:
-        return vision_attention.attend(qkv, segments.blocks, attention.scaling, tiles=TILES)
-    return attend_by_runs(qkv, segments.lengths, attention.scaling)
+    return attend(qkv)
 
 
 def attend_by_runs(qkv: Tensor, lengths: Sequence[int], scale: float) -> Tensor:
