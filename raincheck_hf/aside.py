@@ -14,11 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_beside: dict[tuple[torch.device, int], Any] = {}
+_streams: dict[tuple[torch.device, int], Any] = {}
 
 
 class Aside:
-    """A stream beside the current one; where there is none, work is done in place."""
+    """A stream beside the current one; where there is none, work is done in place.
+
+    Threads share it. Memory that crosses from one stream to the other is told to the allocator,
+    which then keeps it until both are done with it.
+    """
 
     def __init__(self, device: torch.device) -> None:
         """Find the stream.
@@ -27,33 +31,39 @@ class Aside:
             device: Where the work is; anything but a GPU has no streams.
         """
         self._own: Any = None
-        self._kept: list[Tensor] = []
         if device.type == "cuda":
             main = torch.cuda.current_stream(device)
-            # Always the same one beside a stream: memory that was used there is used again after
-            # both, because work there starts behind the other's.
             key = (main.device, main.cuda_stream)
-            if key not in _beside:
-                _beside[key] = torch.cuda.Stream(main.device)
-            self._own = _beside[key]
+            if key not in _streams:
+                _streams[key] = torch.cuda.Stream(main.device)
+            self._own = _streams[key]
 
     @contextmanager
     def queue(self, *used: Tensor) -> Iterator[None]:
         """Run on the stream aside, behind all that is queued on the current one.
 
         Args:
-            *used: Tensors made on the current stream, held until ``join``.
+            *used: Tensors made on the current stream that the work reads.
         """
         if self._own is None:
             yield
             return
-        self._kept += used
+        for tensor in used:
+            if tensor.is_cuda:
+                tensor.record_stream(self._own)
         self._own.wait_stream(torch.cuda.current_stream(self._own.device))
         with torch.cuda.stream(self._own):
             yield
 
-    def join(self) -> None:
-        """Let the current stream wait for what was queued aside. Harmless when done again."""
-        if self._own is not None:
-            torch.cuda.current_stream(self._own.device).wait_stream(self._own)
-            self._kept.clear()
+    def join(self, *made: Tensor) -> None:
+        """Let the current stream wait for what was queued aside.
+
+        Args:
+            *made: Tensors made there that are read here from now on.
+        """
+        if self._own is None:
+            return
+        main = torch.cuda.current_stream(self._own.device)
+        main.wait_stream(self._own)
+        for tensor in made:
+            tensor.record_stream(main)

@@ -103,6 +103,10 @@ class Rows:
     def __len__(self) -> int:
         return len(self.embeds)
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them."""
+        return (self.embeds, self.positions, self.visual, *self.deepstack)
+
     def pick(self, index: Tensor, multimodal: int | None = None) -> Rows:
         """Copies of the rows at ``index`` (int64 [t]), in that order.
 

@@ -38,6 +38,7 @@ class _Staged:
         rest: Makes D's rows, in the order of restoration, and completes the report.
         next_position: M-RoPE position behind the input.
         answer_position: int64 [3] on the CPU, of y1.
+        aside: Tensors that were made aside, and are used by the pass and by ``rest``.
     """
 
     initial: Rows
@@ -45,6 +46,7 @@ class _Staged:
     rest: Callable[[], DeferredRows]
     next_position: int
     answer_position: Tensor
+    aside: tuple[Tensor, ...]
 
 
 class Turn:
@@ -89,12 +91,9 @@ class Turn:
         self.report = RaincheckReport(executor=executor.name)
         # Modules that hooks move between devices keep to the caller's stream.
         model = cache.model
+        self._selection: Selection | None = None
         self._aside = Aside(model.device if executor.one_device else torch.device("cpu"))
-        try:
-            self._staged: _Staged | None = self._stage()
-        except BaseException:
-            self._aside.join()
-            raise
+        self._staged: _Staged | None = self._stage()
 
     @property
     def whole(self) -> bool:
@@ -129,14 +128,13 @@ class Turn:
         """After the last step, or after an exception: disarm, write the times."""
         self._armed = 0
         self._staged = None
-        self._aside.join()
         self._clock.write(self.report)
 
     def _prefill(self) -> Tensor:
         assert self._staged is not None
         cache, new, staged = self._cache, self._new, self._staged
         before = self._history
-        self._aside.join()
+        self._aside.join(*staged.aside)
         if cache.broken_off is not None and before is cache.broken_off.conversation:
             cache.withdraw()  # what is left of the broken turn is not restored any more
         else:
@@ -190,6 +188,7 @@ class Turn:
             multimodal = count - int((new.types == 0).sum())
             initial = rows.pick(order[:count], multimodal)
         waiting = len(rows) - count
+        judged = () if self._selection is None else (self._selection.scores,)
 
         def rest() -> DeferredRows:
             if self._selection is not None and self._selection.scores.is_cuda:
@@ -209,6 +208,7 @@ class Turn:
             # Not behind the largest: a video's time may run ahead of the text (Qwen2.5-VL).
             next_position=int(positions[1:, -1].max()) + 1,
             answer_position=positions[:, -1] + 1,
+            aside=(*rows.tensors(), *initial.tensors(), kept, order, scores, *judged),
         )
 
     def _embed(self, positions: Tensor) -> Rows:
@@ -226,7 +226,6 @@ class Turn:
         device, visual = text.embeds.device, text.visual
         kept = torch.ones(len(text), dtype=torch.bool, device=device)
         scores = torch.zeros(len(text), device=device)
-        self._selection: Selection | None = None
         if seen is None:
             return text, kept, scores, len(text)
         selection = self._selection = self._select(seen, query)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -134,6 +135,23 @@ def test_o9_interleaved_conversations_give_what_each_gives_alone(architecture: s
     for got, expected in zip([(a, a2), (b, b2)], alone, strict=True):
         assert distance(logits_of(got[0]), expected[0]) < 1e-5
         assert distance(logits_of(got[1]), expected[1]) < 1e-5
+
+
+def test_threads_do_not_meet(architecture: str) -> None:
+    """They share the captured passes, and the stream that the tower is queued on."""
+    model = on_gpu(architecture)
+    inputs = [moved(random_inputs(enabled_model(architecture), n, MIXED), model) for n in range(4)]
+
+    def talk(which: int) -> list[Tensor]:
+        config = drawn(chunk_size=3, guard_tokens=1, completion="background")
+        return [logits_of(run_turn(model, inputs[which], config, 7)) for _ in range(5)]
+
+    alone = [talk(which) for which in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(talk, range(4)))
+    for one, other in zip(alone, together, strict=True):
+        for ours, theirs in zip(one, other, strict=True):
+            assert distance(ours, theirs) < 1e-4
 
 
 @pytest.mark.parametrize("completion", ["lazy", "background"])
