@@ -76,7 +76,8 @@ def checksums(model: Any) -> dict[str, int]:
 def _copies_come_back(first: str, second: str, dtype: torch.dtype) -> bool:
     """Write, copy there and back, and reuse the memory at once, as layers on two devices do."""
     good = []
-    for value in range(_COPIES):
-        rows = torch.full((360, 4096), value, dtype=dtype, device=first)
-        good.append((rows.to(second) + 1).to(first) == value + 1)
+    for count in _ROWS:
+        for value in range(_COPIES):
+            rows = torch.full((count, 4096), value, dtype=dtype, device=first)
+            good.append(((rows.to(second) + 1).to(first) == value + 1).all())
     return bool(torch.stack(good).all())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -228,6 +229,8 @@ def converse(
         spoken.step_ms.extend(report.step_ms)
     if cache is not None:
         cache.close()
+    how = "stock" if way is None else f"defer={way.defer}, completion={way.completion}"
+    print(f"two turns of {tokens} tokens, {how}", file=sys.stderr, flush=True)
     return spoken
 
 

@@ -51,11 +51,12 @@ class Segments:
     def of(cls, tower: Any, lengths: Sequence[int], device: torch.device) -> Segments:
         """Choose how a tower on ``device`` attends."""
         dim = tower.config.hidden_size // tower.config.num_heads
+        dtype = tower.patch_embed.proj.weight.dtype
         by_kernel = (
             KERNEL_FROM is not None
             and max(lengths) >= KERNEL_FROM
-            and vision_attention.runs_here(device)
-            and vision_attention.takes(tower.patch_embed.proj.weight.dtype, dim)
+            and vision_attention.made_for(device, dtype)
+            and vision_attention.takes(dtype, dim)
         )
         blocks = block_table(lengths, TILES.rows, device) if by_kernel else None
         return cls(tuple(lengths), blocks)

@@ -8,7 +8,7 @@ Twin: `attend_plain`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from raincheck_hf.kernels.launch import Repeated
 from raincheck_hf.kernels.segments import split_width
 
 _LOG2_E = math.log2(math.e)
@@ -178,9 +179,10 @@ class Tiles:
     registers: int | None = None
 
 
-def runs_here(device: torch.device) -> bool:
-    """Whether the device is one that the kernel was made for: it copies tiles by descriptor."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+def made_for(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernel is worth running: with tiles copied by descriptor and bf16 products."""
+    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    return hopper and dtype == torch.bfloat16
 
 
 def takes(dtype: torch.dtype, dim: int) -> bool:
@@ -200,7 +202,7 @@ def attend(
     normaliser: Tensor | None = None,
     tiles: Tiles = Tiles(),
 ) -> Tensor:
-    """Attention of each patch to the patches of its segment.
+    """Attention of each patch to the patches of its segment, one launch.
 
     Args:
         qkv: [N, 3, H, dim], contiguous, bf16 or fp32 (see `takes`), q and k rotated.
@@ -216,42 +218,83 @@ def attend(
     Raises:
         ValueError: A shape, dtype or layout is not as above.
     """
-    if qkv.ndim != 4 or qkv.shape[1] != 3 or not qkv.is_contiguous():
-        raise ValueError(f"qkv must be contiguous [N, 3, H, dim], got {list(qkv.shape)}")
-    patches, _, count, dim = qkv.shape
-    if not takes(qkv.dtype, dim):
+    run = repeated_attend(qkv, blocks, scale, normalises=normaliser is not None, tiles=tiles)
+    return run(qkv, out, normaliser)
+
+
+def repeated_attend(
+    like: Tensor,
+    blocks: Tensor,
+    scale: float,
+    *,
+    normalises: bool = False,
+    tiles: Tiles = Tiles(),
+) -> Callable[..., Tensor]:
+    """`attend` for many tensors like ``like``: looked up once.
+
+    Args:
+        like: As `attend`'s qkv.
+        blocks: As there.
+        scale: As there.
+        normalises: Whether normalisers are written.
+        tiles: As there.
+
+    Returns:
+        What takes qkv, out (None makes one) and the normaliser (None if not wanted).
+
+    Raises:
+        ValueError: Here or by what is returned: as `attend`.
+    """
+    if like.ndim != 4 or like.shape[1] != 3:
+        raise ValueError(f"qkv must be [N, 3, H, dim], got {list(like.shape)}")
+    patches, _, count, dim = shape = like.shape
+    dtype = like.dtype
+    if not takes(dtype, dim):
         raise ValueError(
-            f"heads must be bf16 or fp32 of 16 to 128 columns, a multiple of 8; got {qkv.dtype} "
-            f"of {dim}"
+            f"heads must be bf16 or fp32 of 16 to 128 columns, a multiple of 8; got {dtype} of "
+            f"{dim}"
         )
     if blocks.dtype != torch.int32 or blocks.ndim != 2 or blocks.shape[1] != 3:
         raise ValueError(f"blocks must be int32 [blocks, 3], got {blocks.dtype} {blocks.shape}")
-    if out is None:
-        out = qkv.new_empty(patches, count * dim)
-    elif out.shape != (patches, count * dim) or out.dtype != qkv.dtype or not out.is_contiguous():
-        raise ValueError(f"out must be contiguous {qkv.dtype} [{patches}, {count * dim}]")
-    if normaliser is not None and (
-        normaliser.shape != (count, patches)
-        or normaliser.dtype != torch.float32
-        or not normaliser.is_contiguous()
-    ):
-        raise ValueError(f"normaliser must be contiguous fp32 [{count}, {patches}]")
-    if len(blocks) == 0:
-        return out
     head, tail = split_width(dim)
-    # Heads of all three kinds, one behind the other; a tile ends with its head's last column.
-    layout = ([3 * count, patches, dim], [dim, qkv.stride(0), 1])
-    heads = TensorDescriptor(qkv, *layout, [1, tiles.keys, head])
-    tails = TensorDescriptor(qkv, *layout, [1, tiles.keys, tail or head])
-    with torch.cuda.device_of(qkv):
-        _attend[(len(blocks), count)](
-            qkv, heads, tails, blocks, out, out if normaliser is None else normaliser,
-            patches, qkv.stride(0), scale * _LOG2_E,
-            HEADS=count, DIM=dim, HEAD=head, TAIL=tail, ROWS=tiles.rows, KEYS=tiles.keys,
-            NORMALISES=normaliser is not None, PRECISION="ieee",
-            num_warps=tiles.warps, num_stages=tiles.stages, maxnreg=tiles.registers,
-        )  # fmt: skip
-    return out
+    pitch = 3 * count * dim
+    options = {
+        "HEADS": count, "DIM": dim, "HEAD": head, "TAIL": tail, "ROWS": tiles.rows,
+        "KEYS": tiles.keys, "NORMALISES": normalises, "PRECISION": "ieee",
+        "num_warps": tiles.warps, "num_stages": tiles.stages, "maxnreg": tiles.registers,
+    }  # fmt: skip
+    launch = Repeated(_attend, (len(blocks), count), options)
+
+    def run(qkv: Tensor, out: Tensor | None = None, normaliser: Tensor | None = None) -> Tensor:
+        if out is None:
+            out = qkv.new_empty(patches, count * dim)
+        sums = [normaliser] if normaliser is not None else []
+        if len(sums) != normalises:
+            raise ValueError(f"a launch with normalises={normalises} got {normaliser}")
+        for part, kind, want in (
+            (qkv, dtype, shape),
+            (out, dtype, (patches, count * dim)),
+            *((part, torch.float32, (count, patches)) for part in sums),
+        ):
+            if part.shape != want or part.dtype != kind or not part.is_contiguous():
+                raise ValueError(
+                    f"want contiguous {kind} {list(want)}, got {part.dtype} {list(part.shape)} "
+                    f"with strides {list(part.stride())}"
+                )
+        if len(blocks) == 0:
+            return out
+        # Heads of all three kinds, one behind the other; a tile ends with its head's last column.
+        layout = ([3 * count, patches, dim], [dim, pitch, 1])
+        heads = TensorDescriptor(qkv, *layout, [1, tiles.keys, head])
+        tails = TensorDescriptor(qkv, *layout, [1, tiles.keys, tail or head])
+        with torch.cuda.device_of(qkv):
+            launch(
+                qkv, heads, tails, blocks, out, normaliser if sums else out,
+                patches, pitch, scale * _LOG2_E,
+            )  # fmt: skip
+        return out
+
+    return run
 
 
 def attend_plain(qkv: Tensor, lengths: Sequence[int], scale: float) -> tuple[Tensor, Tensor]:
