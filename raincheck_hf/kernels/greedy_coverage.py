@@ -26,7 +26,7 @@ _ROW = tl.constexpr((1 << 20) - 1)
 
 @triton.jit
 def _list_rows(
-    matrix, covered, ring, begin, first, height, leader, active, limit, r, n,
+    matrix, covered, ring, first, height, leader, active, limit, r, n,
     AHEAD: tl.constexpr, HIGH: tl.constexpr, RING: tl.constexpr,
 ):  # fmt: skip
     """Append the block's rows that a leader covers better to the list of all blocks.
@@ -36,7 +36,6 @@ def _list_rows(
 
     Args:
         ring: int32 [1 + 3·RING]: the entries of all turns so far, modulo 2^32, and the list.
-        begin: int32 [], entries before this turn.
         first, height: the block's rows.
         limit: int32 [], no more leaders than this will be taken.
 
@@ -48,7 +47,7 @@ def _list_rows(
     places = ring + 1
     olds = (places + RING).to(tl.pointer_type(tl.float32))
     news = olds + RING
-    count = begin * 0
+    count = 0
     for part in range(0, height, HIGH):
         inside = part + tl.arange(0, HIGH)
         row = first + inside
@@ -145,9 +144,8 @@ def _coverage(
         # What leaders that share no row would gain, the picks before them do not change.
         limit = tl.minimum(tl.sum(active.to(tl.int32), 0), budget - done)
         count, limit = _list_rows(
-            matrix, covered, ring, begin, upper, height, leader, active, limit, r, n,
-            AHEAD, HIGH, RING,
-        )  # fmt: skip
+            matrix, covered, ring, upper, height, leader, active, limit, r, n, AHEAD, HIGH, RING
+        )
         count, limit = total_of_grid(count, limit, board + 4 * slots, turn, BLOCKS)
         loss = tl.zeros([CHUNK, COLS], tl.int64)
         for start in range(0, count, CHUNK):
@@ -189,7 +187,7 @@ def coverage(
     groups: int | None = None,
     ahead: int = 16,
     warps: int = 8,
-    chunk: int = 128,
+    chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `greedy.coverage`, in one launch; given a ceiling, without waiting for it.
 
@@ -223,6 +221,7 @@ def coverage(
     gains = torch.empty(n, dtype=torch.int64, device=device)
     width, height = triton.cdiv(n, blocks), triton.cdiv(r, blocks)
     cols = triton.next_power_of_2(width)
+    chunk = chunk or max(32, min(128, 8192 // cols))
     groups = min(cols, groups or max(1, 32 // blocks))
     ring = max(16, triton.next_power_of_2(2 * r))
     with torch.cuda.device_of(covering):

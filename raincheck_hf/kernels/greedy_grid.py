@@ -136,11 +136,12 @@ def leaders_of_grid(first, second, board, turn, AHEAD: tl.constexpr, SLOTS: tl.c
     """
     firsts, seconds = words_of_grid(first, second, board, turn, SLOTS, "relaxed")
     firsts = tl.where(firsts > tl.max(seconds, 0), firsts, -1)
-    # Words differ, so that ranks do; those that are out share one that is never asked for.
-    rank = tl.sum((firsts[None, :] > firsts[:, None]).to(tl.int32), 1)
+    # Words differ, so that ranks do; those that are out share one that is never asked for. Both
+    # tables have the slots along a warp, so that ranks stay where they were counted.
+    rank = tl.sum((firsts[:, None] > firsts[None, :]).to(tl.int32), 0)
     rank = tl.where(firsts >= 0, rank, AHEAD)
-    asked = rank[:, None] == tl.arange(0, AHEAD)[None, :]
-    return tl.max(tl.where(asked, firsts[:, None], -1), 0)
+    asked = rank[None, :] == tl.arange(0, AHEAD)[:, None]
+    return tl.max(tl.where(asked, firsts[None, :], -1), 1)
 
 
 @triton.jit

@@ -22,9 +22,12 @@ from raincheck_hf.kernels.greedy_grid import (
 @triton.jit
 def _thinned(
     similar, left, nearest, kept, board, n, keep, step,
-    BLOCKS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCKS: tl.constexpr, MINE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Rounds of three stages, a grid-wide barrier after each; tokens are dealt over the blocks.
+
+    A block works on MINE tokens of the first hand at once, against WIDE others: what costs is how
+    often loads wait for each other.
 
     Args:
         similar: fp32 [n, n].
@@ -36,6 +39,7 @@ def _thinned(
         step: tokens to drop in a round.
     """
     block = tl.program_id(0)
+    mine = block + BLOCKS * tl.arange(0, MINE)
     lane = tl.arange(0, WIDE)
     token = tl.zeros((), tl.int64)
     count = n + block * 0
@@ -46,54 +50,68 @@ def _thinned(
         page = left + turn // 3 % 2 * n
         following = left + (turn // 3 + 1) % 2 * n
         drop = tl.minimum(tl.minimum(step, count - keep), firsts)
-        for i in range(block, firsts, BLOCKS):
-            row = similar + tl.load(page + 2 * i, cache_modifier=".cg").to(tl.int64) * n
-            most = tl.full([WIDE], -float("inf"), tl.float32)
+        for part in range(0, firsts, BLOCKS * MINE):
+            i = part + mine
+            first = tl.load(page + 2 * i, mask=i < firsts, other=0, cache_modifier=".cg")
+            rows = similar + first.to(tl.int64)[:, None] * n
+            most = tl.full([MINE, WIDE], -float("inf"), tl.float32)
             for start in range(0, seconds, WIDE):
                 j = start + lane
-                inside = j < seconds
-                other = tl.load(page + 2 * j + 1, mask=inside, other=0, cache_modifier=".cg")
-                value = tl.load(row + other, mask=inside, other=-float("inf"))
+                other = tl.load(page + 2 * j + 1, mask=j < seconds, other=0, cache_modifier=".cg")
+                value = tl.load(
+                    rows + other[None, :],
+                    mask=(i < firsts)[:, None] & (j < seconds)[None, :],
+                    other=-float("inf"),
+                )
                 most = tl.maximum(most, value)
-            tl.store(nearest + i, tl.max(most, 0))
+            tl.store(nearest + i, tl.max(most, 1), mask=i < firsts)
         best_of_grid(token, board, turn, BLOCKS, "release")
 
-        for i in range(block, firsts, BLOCKS):
-            own = tl.load(nearest + i, cache_modifier=".cg")
-            ahead = tl.zeros([WIDE], tl.int32)
+        for part in range(0, firsts, BLOCKS * MINE):
+            i = part + mine
+            own = tl.load(nearest + i, mask=i < firsts, other=0.0, cache_modifier=".cg")
+            ahead = tl.zeros([MINE, WIDE], tl.int32)
             for start in range(0, firsts, WIDE):
                 j = start + lane
                 value = tl.load(
                     nearest + j, mask=j < firsts, other=-float("inf"), cache_modifier=".cg"
-                )
-                nearer = (value > own) | ((value == own) & (j < i))
-                ahead += (nearer & (j < firsts)).to(tl.int32)
-            tl.store(kept + i, (tl.sum(ahead, 0) >= drop).to(tl.int32))
+                )[None, :]
+                before = (j[None, :] < i[:, None]) & (value == own[:, None])
+                nearer = (value > own[:, None]) | before
+                ahead += (nearer & (j < firsts)[None, :]).to(tl.int32)
+            tl.store(kept + i, (tl.sum(ahead, 1) >= drop).to(tl.int32), mask=i < firsts)
         best_of_grid(token, board, turn + 1, BLOCKS, "release")
 
-        for i in range(block, firsts, BLOCKS):
-            before = tl.zeros([WIDE], tl.int32)
-            for start in range(0, i, WIDE):
+        for part in range(0, firsts, BLOCKS * MINE):
+            i = part + mine
+            inside = i < firsts
+            stays = tl.load(kept + i, mask=inside, other=0, cache_modifier=".cg")
+            first = tl.load(page + 2 * i, mask=inside, other=0, cache_modifier=".cg")
+            paired = i < seconds
+            second = tl.load(page + 2 * i + 1, mask=paired, other=0, cache_modifier=".cg")
+            before = tl.zeros([MINE, WIDE], tl.int32)
+            for start in range(0, firsts, WIDE):
                 j = start + lane
-                before += tl.load(kept + j, mask=j < i, other=0, cache_modifier=".cg")
-            place = i + tl.sum(before, 0)  # i seconds lie before first i
-            stays = tl.load(kept + i, cache_modifier=".cg")
-            first = tl.load(page + 2 * i, cache_modifier=".cg")
-            tl.store(following + place, first, mask=stays > 0)
-            second = tl.load(page + 2 * i + 1, mask=i < seconds, other=0, cache_modifier=".cg")
-            tl.store(following + place + stays, second, mask=i < seconds)
+                value = tl.load(kept + j, mask=j < firsts, other=0, cache_modifier=".cg")
+                before += tl.where(j[None, :] < i[:, None], value[None, :], 0)
+            place = i + tl.sum(before, 1)  # i seconds lie before first i
+            tl.store(following + place, first, mask=inside & (stays > 0))
+            tl.store(following + place + stays, second, mask=paired)
         best_of_grid(token, board, turn + 2, BLOCKS, "release")
         count -= drop
         turn += 3
 
 
-def thinned(similar: Tensor, keep: int, rounds: int, *, warps: int = 8) -> Tensor:
+def thinned(
+    similar: Tensor, keep: int, rounds: int, *, mine: int = 16, wide: int = 512, warps: int = 8
+) -> Tensor:
     """As `greedy.thinned`, in one launch and without waiting for it.
 
     Args:
         similar: fp32 [n, n], contiguous, symmetric.
         keep: 1 ≤ keep ≤ n.
         rounds: about how many to need.
+        mine, wide: tokens that a block looks at at once, and others for each; powers of two.
         warps: of a block.
 
     Raises:
@@ -107,7 +125,8 @@ def thinned(similar: Tensor, keep: int, rounds: int, *, warps: int = 8) -> Tenso
         return torch.arange(n, device=device)
     step = per_round(n, keep, rounds)
     blocks = grid_size(similar, n)
-    left = torch.arange(n, dtype=torch.int32, device=device).repeat(2, 1)
+    left = torch.empty(2, n, dtype=torch.int32, device=device)
+    torch.arange(n, out=left[0])
     with torch.cuda.device_of(similar):
         _thinned[(blocks,)](
             similar,
@@ -119,7 +138,8 @@ def thinned(similar: Tensor, keep: int, rounds: int, *, warps: int = 8) -> Tenso
             keep,
             step,
             BLOCKS=blocks,
-            WIDE=256 if n <= 2048 else 1024,
+            MINE=mine,
+            WIDE=wide,
             **launch_options(similar, warps),
         )
     done, count = 0, n

@@ -253,7 +253,13 @@ def in_source_order(outputs: Sequence[VisionOutput], kinds: Sequence[Kind]) -> V
 
 
 @torch.no_grad()
-def received_attention(query: Tensor, key: Tensor, lengths: Sequence[int], scale: float) -> Tensor:
+def received_attention(
+    query: Tensor,
+    key: Tensor,
+    lengths: Sequence[int],
+    scale: float,
+    normaliser: Tensor | None = None,
+) -> Tensor:
     """Mean attention that each patch receives from the patches of its own segment.
 
     On an NVIDIA GPU a kernel keeps the map in registers, a tile at a time. Elsewhere, and for
@@ -264,7 +270,9 @@ def received_attention(query: Tensor, key: Tensor, lengths: Sequence[int], scale
         query: [N, H, e] after the rotary embedding.
         key: [N, H, e] likewise.
         lengths: patches of each segment (an image, or a frame), adding up to N.
-        scale: of the logits.
+        scale: of the logits, above 0.
+        normaliser: fp32 [H, N], log2 of each query's sum of exponentials, which attention may have
+            returned, half of the kernel's work; used by the kernel. None finds it.
 
     Returns:
         fp32 [N], mean over heads and over the segment's queries; each segment adds up to 1.
@@ -272,7 +280,7 @@ def received_attention(query: Tensor, key: Tensor, lengths: Sequence[int], scale
     if by_kernel(query) and query.dtype in _KERNEL_DTYPES and query.shape[2] <= 256:
         from raincheck_hf.kernels.column_sums import column_means
 
-        return column_means(query, key, lengths, scale)
+        return column_means(query, key, lengths, scale, normaliser=normaliser)
     received, start = [], 0
     for length, run in itertools.groupby(lengths):
         count = len(list(run))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from triton.runtime import interpreter
 
-from raincheck_hf.kernels import greedy, greedy_coverage, greedy_determinant
+from raincheck_hf.kernels import greedy, greedy_coverage, greedy_determinant, greedy_thinning
 
 torch.set_num_threads(1)
 BLOCKS = 4
@@ -74,17 +74,28 @@ def interpret_in_processes() -> None:
 def check_coverage(matrix: Tensor, k: int, weight: Tensor | None, groups: int, ahead: int) -> None:
     expected = greedy.coverage(matrix, k, weight)
     found = greedy_coverage.coverage(
-        matrix, k, weight, blocks=BLOCKS, groups=groups, ahead=ahead, span=32, chunk=32
+        matrix, k, weight, blocks=BLOCKS, groups=groups, ahead=ahead, chunk=32
     )
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
 
 
-def check_determinant(rows: Tensor, k: int) -> None:
+def check_determinant(rows: Tensor, k: int, ahead: int) -> None:
     expected = greedy.determinant(rows @ rows.T, k)
-    found = greedy_determinant.determinant(rows @ rows.T, k, blocks=BLOCKS, depth=16)
+    found = greedy_determinant.determinant(rows @ rows.T, k, blocks=BLOCKS, ahead=ahead, depth=16)
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
+
+
+def check_thinning(rows: Tensor, keep: int) -> None:
+    expected = greedy.thinned(rows @ rows.T, keep, 4)
+    on_a_gpu = greedy_thinning.grid_size
+    greedy_thinning.grid_size = lambda *_: BLOCKS
+    try:
+        found = greedy_thinning.thinned(rows @ rows.T, keep, 4, mine=2, wide=8)
+    finally:
+        greedy_thinning.grid_size = on_a_gpu
+    assert torch.equal(found, expected)
 
 
 if __name__ == "__main__":
@@ -96,5 +107,8 @@ if __name__ == "__main__":
     check_coverage(loose, 12, loose[0].double(), groups=1, ahead=4)
     check_coverage(apart, 20, None, groups=2, ahead=8)
     check_coverage((4 * loose).round() / 4, 29, None, groups=1, ahead=1)
-    check_determinant(torch.randn(29, 6, generator=generator), 12)
+    narrow = torch.randn(29, 6, generator=generator)
+    for rows, ahead in ((narrow, 4), (torch.eye(12), 4), (torch.cat([narrow, narrow]), 2)):
+        check_determinant(rows, 12, ahead)
+    check_thinning(narrow, 7)
     print("agrees")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 
@@ -44,9 +45,7 @@ def check_coverage(r: int, n: int, k: int, tied: bool) -> None:
         (torch.zeros(n).double(), 1, 1),
     ):
         expected = greedy.coverage(matrix, k, weight)
-        found = greedy_coverage.coverage(
-            matrix, k, weight, groups=groups, ahead=ahead, span=32, chunk=32
-        )
+        found = greedy_coverage.coverage(matrix, k, weight, groups=groups, ahead=ahead, chunk=32)
         assert torch.equal(found[0], expected[0])
         assert torch.equal(found[1], expected[1])
     matrix[r // 2, n // 2] = torch.nan
@@ -67,9 +66,10 @@ def check_determinant(r: int, n: int, k: int, tied: bool) -> None:
     for width in (4, 60):  # with too small a rank, and with enough
         rows = unit(n, n, width, tied)
         expected = greedy.determinant(rows @ rows.T, k)
-        found = greedy_determinant.determinant(rows @ rows.T, k, depth=16)
-        assert torch.equal(found[0], expected[0])
-        assert torch.equal(found[1], expected[1])
+        for ahead in (1, 2, 4):
+            found = greedy_determinant.determinant(rows @ rows.T, k, ahead=ahead, depth=16)
+            assert torch.equal(found[0], expected[0])
+            assert torch.equal(found[1], expected[1])
     assert len(greedy_determinant.determinant(torch.zeros(n, n), k)[0]) == 0
 
 
@@ -77,7 +77,9 @@ def check_thinning(r: int, n: int, k: int, tied: bool) -> None:
     rows = unit(n, n, 6, tied)
     for rounds in (1, 5):
         expected = greedy.thinned(rows @ rows.T, k, rounds)
-        assert torch.equal(greedy_thinning.thinned(rows @ rows.T, k, rounds), expected)
+        for mine, wide in ((16, 512), (2, 8)):
+            found = greedy_thinning.thinned(rows @ rows.T, k, rounds, mine=mine, wide=wide)
+            assert torch.equal(found, expected)
 
 
 def check_column_sums(r: int, n: int, k: int, tied: bool) -> None:
@@ -86,6 +88,17 @@ def check_column_sums(r: int, n: int, k: int, tied: bool) -> None:
     query, key = draw(width, 2, sum(lengths), 2, width, tied=tied).to(dtype)
     found = column_sums.column_means(query, key, lengths, 0.3, rows=16, others=32)
     expected = received_attention(query, key, lengths, 0.3)
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=1e-8)
+
+    # Rows of a joint projection, with what attention already knew about them.
+    joint = torch.stack([query, key, key], 1)
+    parts = zip(query.float().split(lengths), key.float().split(lengths), strict=True)
+    known = [torch.einsum("ihe,jhe->hij", a, b).mul(0.3).logsumexp(-1) for a, b in parts]
+    normaliser = torch.cat(known, 1) / math.log(2)
+    query, key = joint[:, 0], joint[:, 1]
+    found = column_sums.column_means(
+        query, key, lengths, 0.3, normaliser=normaliser, rows=32, others=16
+    )
     torch.testing.assert_close(found, expected, rtol=2e-5, atol=1e-8)
 
 
@@ -112,6 +125,8 @@ def check_bad_input() -> None:
         ]:  # fmt: skip
             with pytest.raises(ValueError):
                 core(matrix, k)
+    with pytest.raises(ValueError, match="ahead must be 1, 2 or 4"):
+        greedy_determinant.determinant(square, 1, ahead=3)
     with pytest.raises(ValueError, match="weight must be fp64"):
         greedy_coverage.coverage(square, 1, torch.ones(4))
     heads = torch.rand(6, 2, 16)
@@ -121,6 +136,10 @@ def check_bad_input() -> None:
     ]:  # fmt: skip
         with pytest.raises(ValueError):
             column_sums.column_means(query, key, lengths, 1.0)
+    with pytest.raises(ValueError, match="normaliser must be"):
+        column_sums.column_means(heads, heads, [6], 1.0, normaliser=torch.ones(6, 2))
+    with pytest.raises(ValueError, match="scale must be above 0"):
+        column_sums.column_means(heads, heads, [6], 0.0)
     for product, factor in [
         (square, torch.ones(3)), (square.double(), torch.ones(4)), (square.T[:3], torch.ones(4)),
         (square.T, torch.ones(4)), (square, torch.ones(4).double()),
