@@ -45,7 +45,7 @@ from raincheck_hf.kernels.gdn_arguments import (
     told,
 )
 from raincheck_hf.kernels.gdn_join import join_kernel
-from raincheck_hf.kernels.gdn_prepare import prepare_kernel
+from raincheck_hf.kernels.gdn_prepare import KINDS, prepare_kernel
 from raincheck_hf.kernels.gdn_scan import scan_kernel
 from raincheck_hf.kernels.gdn_step import map_step_kernel, step_kernel
 from raincheck_hf.kernels.suffix_map import Convolution
@@ -55,8 +55,7 @@ __all__ = ["Gates", "Tuning", "Workspace", "join", "map_step", "prepare", "scan"
 STEP = MAP_STEP = Tuning(32, 4)
 SCAN = Tuning(16, 4)
 JOIN = Tuning(32, 8)
-# Few wide programs for the decode row: beside those of the chunk, all run at once.
-PREPARE = Tuning(128, 8)
+PREPARE = Tuning(64, 4)
 
 
 def step(
@@ -101,7 +100,7 @@ def step(
         a,
         b,
         out,
-        conv.weight,
+        conv.taps,
         _bias(conv),
         gates.log_rate,
         gates.time_bias,
@@ -126,6 +125,7 @@ def prepare(
     *,
     tuning: Tuning = PREPARE,
     pdl: bool = False,
+    leads: bool = False,
 ) -> None:
     """First launch of a pass with chunk rows: what needs no state, and all of the decode row.
 
@@ -135,13 +135,15 @@ def prepare(
 
     Args:
         workspace: With room for the capacity.
+        leads: Let the scan start at once where it has ``pdl``; with ``pdl`` here, it is so anyway.
+            NVIDIA from Hopper on.
     """
     constants = sizes(conv, tuning)
     check_rows(mixed, a, b, out, conv, gates)
     check_descriptor(header, layer)
     capacity = len(mixed) - 1
     check_workspace(workspace, capacity, conv)
-    units = 2 * conv.value_heads * triton.cdiv(capacity, workspace.rows)
+    units = KINDS.value * conv.value_heads * triton.cdiv(capacity, workspace.rows)
     prepare_kernel[(units + conv.value_heads * constants.pop("parts"),)](
         mixed,
         mixed.stride(0),
@@ -151,7 +153,7 @@ def prepare(
         b.stride(0),
         out,
         out.stride(0),
-        conv.weight,
+        conv.taps,
         _bias(conv),
         gates.log_rate,
         gates.time_bias,
@@ -167,8 +169,11 @@ def prepare(
         capacity,
         units,
         **constants,
+        TAPS=triton.next_power_of_2(conv.weight.shape[1]),
         ROWS=workspace.rows,
         BIAS=conv.bias is not None,
+        AHEAD=tuning.early,
+        LEADS=leads or pdl,
         **_launch(tuning, pdl),
     )
 
@@ -185,7 +190,8 @@ def scan(
 ) -> None:
     """Second launch of a pass with chunk rows: from the prefix checkpoint to its end, and the join.
 
-    Arguments and errors as ``prepare``, which filled the workspace.
+    Arguments and errors as ``prepare``, which filled the workspace. With ``pdl``, the descriptor
+    and the prefix checkpoint are read while the launch before still runs.
     """
     constants = sizes(conv, tuning)
     check_out(out, conv)
@@ -196,7 +202,7 @@ def scan(
     scan_kernel[(conv.value_heads, conv.value_dim // constants["WIDTH"])](
         out,
         out.stride(0),
-        conv.weight,
+        conv.taps,
         _bias(conv),
         header,
         layer,
@@ -210,7 +216,8 @@ def scan(
         capacity,
         **constants,
         ROWS=workspace.rows,
-        TOKENS=_tokens(conv),
+        HEIGHT=_height(conv, tuning),
+        EARLY=tuning.early,
         BIAS=conv.bias is not None,
         STAGES=tuning.stages,
         **_launch(tuning, pdl),
@@ -218,7 +225,14 @@ def scan(
 
 
 def map_step(
-    phi: Tensor, k: Tensor, g: Tensor, beta: Tensor, out: Tensor, *, tuning: Tuning = MAP_STEP
+    phi: Tensor,
+    k: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    out: Tensor,
+    *,
+    tuning: Tuning = MAP_STEP,
+    pdl: bool = False,
 ) -> None:
     """``suffix_map.map_step`` in one launch, by itself; ``step`` does it on the way.
 
@@ -229,6 +243,7 @@ def map_step(
         beta: fp32 [HV].
         out: fp32 [HV, K, K], written; not phi.
         tuning: See there; no stages.
+        pdl: As for ``step``.
 
     Raises:
         ValueError: a shape, dtype or stride is not as above, or out is phi.
@@ -248,11 +263,18 @@ def map_step(
     check_powers(tuning.width, dim)
     width = min(tuning.width, dim)
     map_step_kernel[(heads, dim // width)](
-        phi, k, g, beta, out, K=dim, WIDTH=width, **_options(tuning)
+        phi, k, g, beta, out, K=dim, WIDTH=width, **_launch(tuning, pdl)
     )
 
 
-def join(conv: Convolution, header: Tensor, layer: Tensor, *, tuning: Tuning = JOIN) -> None:
+def join(
+    conv: Convolution,
+    header: Tensor,
+    layer: Tensor,
+    *,
+    tuning: Tuning = JOIN,
+    pdl: bool = False,
+) -> None:
     """Boundary repair and join in one launch, by itself; ``scan`` does it at its end.
 
     Reads the moved checkpoint from PREFIX_STATE_OUT and PREFIX_HISTORY_OUT, whatever CHUNK says;
@@ -262,14 +284,14 @@ def join(conv: Convolution, header: Tensor, layer: Tensor, *, tuning: Tuning = J
     check_descriptor(header, layer)
     constants.pop("parts")
     join_kernel[(conv.value_heads, conv.value_dim // constants["WIDTH"])](
-        conv.weight,
+        conv.taps,
         _bias(conv),
         header,
         layer,
         **constants,
-        TOKENS=_tokens(conv),
+        HEIGHT=_height(conv, tuning),
         BIAS=conv.bias is not None,
-        **_options(tuning),
+        **_launch(tuning, pdl),
     )
 
 
@@ -278,8 +300,9 @@ def _bias(conv: Convolution) -> Tensor:
     return conv.weight if conv.bias is None else conv.bias
 
 
-def _tokens(conv: Convolution) -> int:
-    return triton.next_power_of_2(conv.reach)
+def _height(conv: Convolution, tuning: Tuning) -> int:
+    """Rows of a map that a join holds at once: all, where there are threads enough."""
+    return conv.key_dim if tuning.warps >= 8 else min(64, conv.key_dim)
 
 
 def _launch(tuning: Tuning, pdl: bool) -> dict[str, Any]:

@@ -36,12 +36,15 @@ class Tuning:
         warps: of a program.
         stages: of the scan's loop over row blocks.
         registers: the most that a thread may use; None leaves it to the compiler.
+        early: what is needed later is asked for early: by ``prepare``, the states that the scan
+            reads, into the L2 cache; by the scan, the lead tokens, before its first block.
     """
 
     width: int
     warps: int
     stages: int = 1
     registers: int | None = None
+    early: bool = True
 
 
 @dataclass(frozen=True)

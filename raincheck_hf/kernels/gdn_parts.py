@@ -86,13 +86,13 @@ def weight_at(kept, tap, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def prefetch(start, lines):
-    """Ask for 128-byte lines of memory, to be in the L2 cache when they are read."""
+def prefetch(pointers):
+    """Ask for the cache lines of some addresses, so that they are in the L2 cache when read."""
     if not INTERPRETED:
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
             "=r,l",
-            [start.to(tl.int64) + 128 * lines.to(tl.int64)],
+            [pointers.to(tl.int64)],
             dtype=tl.int32,
             is_pure=False,
             pack=1,

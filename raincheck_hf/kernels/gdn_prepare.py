@@ -1,5 +1,5 @@
-# mypy: disable-error-code="no-untyped-def"
-# An annotation in a jitted function speaks to Triton.
+# mypy: disable-error-code="no-untyped-def,assignment"
+# An annotation in a jitted function speaks to Triton; a tuple grows while a loop is unrolled.
 """What a chunk's scan needs and no state enters: keys, values, decays, inverses and scores."""
 
 from __future__ import annotations
@@ -60,29 +60,40 @@ def _convolved_rows(
     ROWS: tl.constexpr,
     BIAS: tl.constexpr,
     W: tl.constexpr,
+    TAPS: tl.constexpr,
 ):
     """SiLU of the convolution [ROWS, N] at rows first, ...; zero from row ``chunk`` on."""
     DTYPE: tl.constexpr = mixed.dtype.element_ty
     row = first + tl.arange(0, ROWS)
     used = (row < chunk)[:, None]
-    total = tl.zeros([ROWS, channel.shape[0]], tl.float32)
     start = mixed + first.to(tl.int64) * pitch
     kept = channel_weights(weight, channel, W)
+    # All that is read comes before the first sum, so that nothing waits for memory twice.
+    inputs, past = (), ()
     for tap in tl.static_range(W):
         back = W - 1 - tap
         near = tl.arange(0, ROWS)[:, None] - back
         x = tl.load(
             start + near * pitch + channel[None, :], mask=used & (row[:, None] >= back), other=0.0
         )
-        total += x.to(tl.float32) * weight_at(kept, tap, DTYPE)[None, :]
+        inputs = inputs + (x,)
+    # Sums of a small matrix: each thread has a channel or two, instead of all that its part of the
+    # tile would need, which are many loads far apart.
+    place = tl.arange(0, TAPS)[None, :]
+    at = channel[:, None]
+    opening = (at >= 0) & (first == 0)
+    taps = weight.to(tl.pointer_type(DTYPE)) + at * W + place
+    scale = tl.load(taps, mask=opening & (place < W), other=0.0)
+    for early in tl.static_range(W - 1):
+        old = history + at * (W - 1) + early + place
+        past = past + (tl.load(old, mask=opening & (early + place < W - 1), other=0.0),)
+    total = tl.zeros([ROWS, channel.shape[0]], tl.float32)
+    for tap in tl.static_range(W):
+        total += inputs[tap].to(tl.float32) * weight_at(kept, tap, DTYPE)[None, :]
     if first == 0:
-        # Row by row: a gather of the whole tile would take many registers for these few rows.
         for early in tl.static_range(W - 1):
-            past = tl.zeros_like(channel).to(tl.float32)
-            for place in tl.static_range(W - 1 - early):
-                old = tl.load(history + channel * (W - 1) + early + place).to(tl.float32)
-                past += old * weight_at(kept, place, DTYPE)
-            total += tl.where(row[:, None] == early, past[None, :], 0.0)
+            before = tl.sum(past[early].to(tl.float32) * scale.to(tl.float32), 1)
+            total += tl.where(row[:, None] == early, before[None, :], 0.0)
     if BIAS:
         total += tl.load(bias + channel).to(tl.float32)[None, :]
     return tl.where(used, activated(total, DTYPE), 0.0)
@@ -119,15 +130,15 @@ def _ask_for_states(header, layer, head, K: tl.constexpr, V: tl.constexpr, W: tl
     record = token & (tl.load(header + RECORD) > 0)
     extends = record & (tl.load(header + LEAD) == W - 1)
     mapped = tl.load(header + MAPPED) > 0
-    line = tl.arange(0, K * V // 32)
-    prefetch(address(layer, PREFIX_STATE_IN, tl.float32) + head * K * V, line)
+    line = head * K * V + 32 * tl.arange(0, K * V // 32)
+    prefetch(address(layer, PREFIX_STATE_IN, tl.float32) + line)
     if (record | (token == 0)) & (extends | mapped):
-        prefetch(address(layer, LEAD_STATE_IN, tl.float32) + head * K * V, line)
+        prefetch(address(layer, LEAD_STATE_IN, tl.float32) + line)
         if token == 0:
-            prefetch(address(layer, LIVE_STATE_IN, tl.float32) + head * K * V, line)
+            prefetch(address(layer, LIVE_STATE_IN, tl.float32) + line)
         if extends == 0:
-            line = tl.arange(0, K * K // 32)
-            prefetch(address(layer, PHI_IN, tl.float32) + head * K * K, line)
+            map_line = head * K * K + 32 * tl.arange(0, K * K // 32)
+            prefetch(address(layer, PHI_IN, tl.float32) + map_line)
 
 
 @triton.jit(do_not_specialize=["capacity", "units"])
@@ -160,10 +171,12 @@ def prepare_kernel(
     K: tl.constexpr,
     V: tl.constexpr,
     W: tl.constexpr,
+    TAPS: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     BIAS: tl.constexpr,
     AHEAD: tl.constexpr,
+    LEADS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Three programs a row block and value head; behind these ``units`` those of the decode row.
@@ -171,8 +184,9 @@ def prepare_kernel(
     Of the three, one inverts the block's system, one scores its queries, one convolves its values;
     a block alone is over sooner this way.
     """
-    if PDL:
+    if LEADS:
         tl.extra.cuda.gdc_launch_dependents()
+    if PDL:
         tl.extra.cuda.gdc_wait()
     DTYPE: tl.constexpr = mixed.dtype.element_ty
     GROUP: tl.constexpr = HV // HK
@@ -221,7 +235,18 @@ def prepare_kernel(
                 if AHEAD & (block == 0):
                     _ask_for_states(header, layer, head, K, V, W)
                 v = _convolved_rows(
-                    mixed, mixed_pitch, history, weight, bias, first, chunk, v_at, ROWS, BIAS, W
+                    mixed,
+                    mixed_pitch,
+                    history,
+                    weight,
+                    bias,
+                    first,
+                    chunk,
+                    v_at,
+                    ROWS,
+                    BIAS,
+                    W,
+                    TAPS,
                 )
                 tl.store(values + far[:, None] * (HV * V) + v_to[None, :], v.to(DTYPE))
                 if block == 0:
@@ -234,7 +259,18 @@ def prepare_kernel(
                 a_in = tl.load(a + far * a_pitch + head, mask=used, other=0.0)
                 b_in = tl.load(b + far * b_pitch + head, mask=used, other=0.0)
                 k = _convolved_rows(
-                    mixed, mixed_pitch, history, weight, bias, first, chunk, k_at, ROWS, BIAS, W
+                    mixed,
+                    mixed_pitch,
+                    history,
+                    weight,
+                    bias,
+                    first,
+                    chunk,
+                    k_at,
+                    ROWS,
+                    BIAS,
+                    W,
+                    TAPS,
                 )
                 g, beta = gates(
                     a_in, b_in, tl.load(log_rate + head), tl.load(time_bias + head), DTYPE
@@ -267,7 +303,18 @@ def prepare_kernel(
                     tl.store(decays + place, tl.exp(whole.to(tl.float32)))
                 else:
                     q = _convolved_rows(
-                        mixed, mixed_pitch, history, weight, bias, first, chunk, q_at, ROWS, BIAS, W
+                        mixed,
+                        mixed_pitch,
+                        history,
+                        weight,
+                        bias,
+                        first,
+                        chunk,
+                        q_at,
+                        ROWS,
+                        BIAS,
+                        W,
+                        TAPS,
                     )
                     q_scale = inverse_norm(q, 1) * (K**-0.5)
                     q = q.to(DTYPE)

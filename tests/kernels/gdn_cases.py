@@ -152,7 +152,12 @@ def descriptor_of(memory: Memory, after: Memory, lengths: Lengths) -> tuple[Tens
 
 
 def by_kernels(
-    case: Case, rows: int | None = None, width: int = 16, pdl: bool = False
+    case: Case,
+    rows: int | None = None,
+    width: int = 16,
+    pdl: bool = False,
+    early: bool = True,
+    stages: int = 1,
 ) -> tuple[Tensor, Memory]:
     """The pass by the kernels: outputs, and the memory behind it with NaN where nothing wrote."""
     after = Memory(
@@ -173,8 +178,9 @@ def by_kernels(
         for value in vars(workspace).values():
             if isinstance(value, Tensor):
                 value.fill_(torch.nan)
-        gdn.prepare(*given, workspace, tuning=gdn.Tuning(4 * width, 8), pdl=pdl)
-        gdn.scan(out, case.conv, header, layer, workspace, tuning=gdn.Tuning(width, 4), pdl=pdl)
+        gdn.prepare(*given, workspace, tuning=gdn.Tuning(4 * width, 8, early=early), pdl=pdl)
+        tuning = gdn.Tuning(width, 4, stages, early=early)
+        gdn.scan(out, case.conv, header, layer, workspace, tuning=tuning, pdl=pdl)
     assert backing[:, columns:].isnan().all(), "a row was written beyond its end"
     return out, after
 

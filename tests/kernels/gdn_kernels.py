@@ -20,6 +20,8 @@ from raincheck_hf.kernels.gdn_twin import Lengths, Memory
 torch.set_num_threads(1)
 SMALL = Sizes(1, 2, 16, 16)
 ODD = (Sizes(1, 3, 32, 16), Sizes(2, 2, 16, 32, bias=True), Sizes(1, 5, 16, 16, W=3))
+# A map of more rows than a join of few threads holds at once.
+TALL = Sizes(1, 1, 128, 16)
 
 
 def check_step(device: str, dtypes: tuple[torch.dtype, ...], sizes: Sizes = SMALL) -> None:
@@ -65,11 +67,14 @@ def check_sizes(device: str, dtypes: tuple[torch.dtype, ...]) -> None:
     wide = Sizes(1, 2, 32, 32)
     for capacity in (0, 7):
         case = draw(wide, capacity, Lengths(capacity, True, True, 3, True), 5, device)
-        found = [by_kernels(case, width=width) for width in (16, 32)]
-        for name, value in vars(found[0][1]).items():
-            torch.testing.assert_close(
-                value, vars(found[1][1])[name], equal_nan=True, rtol=1e-4, atol=1e-5
-            )
+        found = by_kernels(case, width=16)
+        for other in (by_kernels(case, width=32), by_kernels(case, early=False, stages=2)):
+            for name, value in vars(found[1]).items():
+                torch.testing.assert_close(
+                    value, vars(other[1])[name], equal_nan=True, rtol=1e-4, atol=1e-5
+                )
+    for dtype in dtypes:
+        compare(draw(TALL, 3, Lengths(3, True, True, 3, True), 6, device), dtype)
 
 
 def check_alike(device: str, dtypes: tuple[torch.dtype, ...], sizes: Sizes = SMALL) -> None:

@@ -58,6 +58,18 @@ def test_compiled_kernels_agree_with_their_twin(name: str, monkeypatch: pytest.M
     getattr(gdn_kernels, f"check_{name}")("cuda", (torch.float32, torch.bfloat16, torch.float16))
 
 
+def test_the_kernels_see_later_edits_of_the_weights() -> None:
+    """Taps are read as words of the weights' own memory, where they fit."""
+    weight = torch.randn(48, 4, generator=torch.Generator().manual_seed(1)).bfloat16()
+    conv = Convolution(weight, None, 1, 16, 1, 16)
+    words = conv.taps
+    assert words.dtype == torch.int64 and words.shape == (48,)
+    weight[5, 2] = 7.0
+    assert torch.equal(conv.taps.view(torch.bfloat16).view(48, 4), weight)
+    for other in (weight.float(), weight[:, :3].contiguous(), weight.flatten()[4:].view(-1, 4)):
+        assert Convolution(other, None, 1, 16, 1, 16).taps is other
+
+
 def drawn(generator: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(shape, generator=generator)
 
