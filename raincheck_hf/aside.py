@@ -45,13 +45,23 @@ class Aside:
         Args:
             *used: Tensors made on the current stream that the work reads.
         """
+        if self._own is not None:
+            for tensor in used:
+                if tensor.is_cuda:
+                    tensor.record_stream(self._own)
+            self._own.wait_stream(torch.cuda.current_stream(self._own.device))
+        with self.further():
+            yield
+
+    @contextmanager
+    def further(self) -> Iterator[None]:
+        """Run on the stream aside, beside all that was queued on the current one since.
+
+        The work reads what was made aside, or what was handed to ``queue`` before.
+        """
         if self._own is None:
             yield
             return
-        for tensor in used:
-            if tensor.is_cuda:
-                tensor.record_stream(self._own)
-        self._own.wait_stream(torch.cuda.current_stream(self._own.device))
         with torch.cuda.stream(self._own):
             yield
 

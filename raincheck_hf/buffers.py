@@ -186,6 +186,10 @@ class DeferredRows:
     def __len__(self) -> int:
         return sum(map(len, self._blocks)) - self._offset
 
+    def tensors(self) -> list[Tensor]:
+        """All of them."""
+        return [tensor for block in self._blocks for tensor in block.tensors()]
+
     @property
     def device(self) -> torch.device:
         """Where the rows wait; there must be some."""

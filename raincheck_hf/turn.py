@@ -38,7 +38,6 @@ class _Staged:
         rest: Makes D's rows, in the order of restoration, and completes the report.
         next_position: M-RoPE position behind the input.
         answer_position: int64 [3] on the CPU, of y1.
-        aside: Tensors that were made aside, and are used by the pass and by ``rest``.
     """
 
     initial: Rows
@@ -46,7 +45,6 @@ class _Staged:
     rest: Callable[[], DeferredRows]
     next_position: int
     answer_position: Tensor
-    aside: tuple[Tensor, ...]
 
 
 class Turn:
@@ -134,7 +132,7 @@ class Turn:
         assert self._staged is not None
         cache, new, staged = self._cache, self._new, self._staged
         before = self._history
-        self._aside.join(*staged.aside)
+        self._aside.join(*staged.initial.tensors())
         if cache.broken_off is not None and before is cache.broken_off.conversation:
             cache.withdraw()  # what is left of the broken turn is not restored any more
         else:
@@ -188,18 +186,21 @@ class Turn:
             multimodal = count - int((new.types == 0).sum())
             initial = rows.pick(order[:count], multimodal)
         waiting = len(rows) - count
-        judged = () if self._selection is None else (self._selection.scores,)
 
         def rest() -> DeferredRows:
-            if self._selection is not None and self._selection.scores.is_cuda:
-                self._selection.check()
-            later = order[count:]
-            if self._config.order == "relevance":
-                best = torch.sort(scores[later], descending=True, stable=True).indices
-                later = later[best]
-            self._describe(kept, later)
-            # Hard pruning drops D: no slots, no rows, though its tokens still count in the ids.
-            return DeferredRows.of(rows, later[:0] if self._config.drops else later)
+            # Aside, so that neither the rows nor the report wait for the pass that is under way.
+            with self._aside.further():
+                if self._selection is not None and self._selection.scores.is_cuda:
+                    self._selection.check()
+                later = order[count:]
+                if self._config.order == "relevance":
+                    best = torch.sort(scores[later], descending=True, stable=True).indices
+                    later = later[best]
+                self._describe(kept, later)
+                # Hard pruning drops D: no slots, no rows, though its tokens count in the ids.
+                deferred = DeferredRows.of(rows, later[:0] if self._config.drops else later)
+            self._aside.join(*deferred.tensors())
+            return deferred
 
         return _Staged(
             initial=initial,
@@ -208,7 +209,6 @@ class Turn:
             # Not behind the largest: a video's time may run ahead of the text (Qwen2.5-VL).
             next_position=int(positions[1:, -1].max()) + 1,
             answer_position=positions[:, -1] + 1,
-            aside=(*rows.tensors(), *initial.tensors(), kept, order, scores, *judged),
         )
 
     def _embed(self, positions: Tensor) -> Rows:

@@ -25,7 +25,6 @@ from raincheck_hf.kernels.vision_rope import rotation
 # Patches of the longest segment from which the kernel is faster than cuDNN; None: it never is.
 KERNEL_FROM: int | None = None
 TILES = vision_attention.Tiles()
-ROPE_BLOCK: int | None = None  # see `rotation`
 
 _BACKENDS = [
     SDPBackend.CUDNN_ATTENTION,
@@ -91,7 +90,7 @@ def run_blocks(
     """
     heads = tower.config.num_heads
     like = x.new_empty(len(x), 3, heads, x.shape[1] // heads)
-    rotate = rotation(like, *tables, block=ROPE_BLOCK)
+    rotate = rotation(like, *tables)
     attend = _attention(like, segments, tower.blocks[0].attn.scaling)
     del like
     add_norm = repeated_add_norm(x)
@@ -123,8 +122,9 @@ def _normed(
 
 def _activated(layer: nn.Linear, h: Tensor) -> Tensor:
     """gelu(layer(h)), tanh's form."""
-    if h.is_cuda:
-        # In the product's epilogue; elsewhere this call is the form with erf.
+    if h.is_cuda and h.dtype != torch.float32:
+        # In the product's epilogue, with a tanh that is exact enough for 16 bits. On a CPU this is
+        # the form with erf.
         return torch._addmm_activation(layer.bias, h, layer.weight.t(), use_gelu=True)
     return gelu(linear(h, layer.weight, layer.bias), approximate="tanh")
 

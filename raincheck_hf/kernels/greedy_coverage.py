@@ -221,7 +221,7 @@ def coverage(
     gains = torch.empty(n, dtype=torch.int64, device=device)
     width, height = triton.cdiv(n, blocks), triton.cdiv(r, blocks)
     cols = triton.next_power_of_2(width)
-    chunk = chunk or max(32, min(128, 8192 // cols))
+    chunk = chunk or max(32, min(256, 8192 // cols))
     groups = min(cols, groups or max(1, 32 // blocks))
     ring = max(16, triton.next_power_of_2(2 * r))
     with torch.cuda.device_of(covering):

@@ -20,36 +20,17 @@ from raincheck_hf.kernels.launch import Repeated
 
 @triton.jit
 def _rotate(
-    qkv, cos, sin, pitch, HEADS: tl.constexpr, HALF: tl.constexpr,
-    LINES: tl.constexpr, WIDE: tl.constexpr,
+    qkv, cos, sin, pitch, groups, HEADS: tl.constexpr, HALF: tl.constexpr,
+    VECTOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """All query and key heads of one patch; they lie one behind the other.
+    """BLOCK groups of VECTOR adjacent pairs, whichever heads and patches they fall to.
 
     Args:
         qkv: [N, 3, heads, 2 HALF], rows ``pitch`` apart; q and k are written.
         cos, sin: fp32 [N, HALF].
+        groups: In all.
         HEADS: query and key heads together.
-        LINES, WIDE: HEADS and HALF, rounded up to powers of two.
     """
-    row = tl.program_id(0).to(tl.int64)
-    head = tl.arange(0, LINES)
-    near = tl.arange(0, WIDE)
-    c = tl.load(cos + row * HALF + near, mask=near < HALF, other=0.0)[None, :]
-    s = tl.load(sin + row * HALF + near, mask=near < HALF, other=0.0)[None, :]
-    inside = (head < HEADS)[:, None] & (near < HALF)[None, :]
-    at = qkv + row * pitch + head[:, None] * (2 * HALF) + near[None, :]
-    first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(at + HALF, mask=inside, other=0.0).to(tl.float32)
-    tl.store(at, (first * c - second * s).to(qkv.dtype.element_ty), mask=inside)
-    tl.store(at + HALF, (second * c + first * s).to(qkv.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _rotate_groups(
-    qkv, cos, sin, pitch, groups, HEADS: tl.constexpr, HALF: tl.constexpr,
-    VECTOR: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """BLOCK groups of VECTOR adjacent pairs, whichever heads and patches they fall to."""
     A_HEAD: tl.constexpr = HALF // VECTOR
     A_ROW: tl.constexpr = HEADS * A_HEAD
     group = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -78,7 +59,7 @@ def rotate_plain(qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotation(
-    qkv: Tensor, cos: Tensor, sin: Tensor, *, block: int | None = None, warps: int = 4
+    qkv: Tensor, cos: Tensor, sin: Tensor, *, block: int = 512, warps: int = 8
 ) -> Callable[[Tensor], None]:
     """A launch that rotates q and k of tensors like ``qkv`` in place.
 
@@ -86,7 +67,7 @@ def rotation(
         qkv: [N, 3, heads, e], contiguous.
         cos: fp32 [N, e / 2], contiguous.
         sin: fp32 [N, e / 2], contiguous.
-        block: Groups of pairs of a program, a power of two; None has one patch a program.
+        block: Groups of pairs of a program, a power of two.
         warps: Of a program.
 
     Raises:
@@ -101,20 +82,13 @@ def rotation(
         if not table.is_contiguous():
             raise ValueError("cos and sin must be contiguous")
     half = dim // 2
-    options = {"HEADS": 2 * heads, "HALF": half, "num_warps": warps}
-    kernel, programs, more = _rotate, rows, list[int]()
-    if block is None:
-        options["LINES"] = triton.next_power_of_2(2 * heads)
-        options["WIDE"] = triton.next_power_of_2(half)
-    else:
-        vector = math.gcd(half, 4)
-        groups = rows * 2 * heads * (half // vector)
-        options |= {"VECTOR": vector, "BLOCK": block}
-        kernel, programs, more = _rotate_groups, triton.cdiv(groups, block), [groups]
-    launch = Repeated(kernel, (programs,), options)
+    vector = math.gcd(half, 4)
+    groups = rows * 2 * heads * (half // vector)
+    options = {"HEADS": 2 * heads, "HALF": half, "VECTOR": vector, "BLOCK": block}
+    launch = Repeated(_rotate, (triton.cdiv(groups, block),), {**options, "num_warps": warps})
 
     def run(qkv: Tensor) -> None:
         with torch.cuda.device_of(qkv):
-            launch(qkv, cos, sin, qkv.stride(0), *more)
+            launch(qkv, cos, sin, qkv.stride(0), groups)
 
     return run

@@ -128,7 +128,7 @@ def norms() -> None:
 def rope() -> None:
     for dtype in DTYPES:
         for dim in (72, 18, 12):
-            for block in (None, 16, 64):
+            for block in (16, 512):
                 qkv = draw(7, 3, 3, dim, dtype=dtype)
                 cos, sin = draw(7, dim // 2), draw(7, dim // 2)
                 wide = (qkv.double(), cos.double(), sin.double())
