@@ -73,32 +73,43 @@ def _step(
 @triton.jit
 def _weighed(
     head, tail, heads, tails, key_line, value_line, start, stop, scale, base,
-    HEAD: tl.constexpr, TAIL: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    HEAD: tl.constexpr, TAIL: tl.constexpr, KEYS: tl.constexpr, LAST: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Σ_j w_j and Σ_j w_j v_j over a segment, w_j = 2^(s_j·scale − base)."""
     ROWS: tl.constexpr = head.shape[0]
     total = tl.zeros([ROWS, 8], tl.float32)
     mixed = tl.zeros([ROWS, HEAD], tl.float32)
     rest = tl.zeros([ROWS, TAIL if TAIL > 0 else 16], tl.float32)
-    whole = stop - (stop - start) % KEYS
-    for at in range(start, whole, KEYS):
-        total, mixed, rest = _step(
-            head, tail, heads, tails, key_line, value_line, at, stop, scale, base,
-            total, mixed, rest, HEAD, TAIL, KEYS, False, PRECISION,
-        )  # fmt: skip
-    if whole < stop:
-        total, mixed, rest = _step(
-            head, tail, heads, tails, key_line, value_line, whole, stop, scale, base,
-            total, mixed, rest, HEAD, TAIL, KEYS, True, PRECISION,
-        )  # fmt: skip
+    whole = start
+    if LAST != "masks":
+        whole = stop - (stop - start) % KEYS
+        for at in range(start, whole, KEYS):
+            total, mixed, rest = _step(
+                head, tail, heads, tails, key_line, value_line, at, stop, scale, base,
+                total, mixed, rest, HEAD, TAIL, KEYS, False, PRECISION,
+            )  # fmt: skip
+    if LAST == "branch":
+        if whole < stop:
+            total, mixed, rest = _step(
+                head, tail, heads, tails, key_line, value_line, whole, stop, scale, base,
+                total, mixed, rest, HEAD, TAIL, KEYS, True, PRECISION,
+            )  # fmt: skip
+    else:
+        for at in range(whole, stop, KEYS):
+            total, mixed, rest = _step(
+                head, tail, heads, tails, key_line, value_line, at, stop, scale, base,
+                total, mixed, rest, HEAD, TAIL, KEYS, True, PRECISION,
+            )  # fmt: skip
     return tl.sum(total, 1), mixed, rest
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["patches"])
 def _attend(
     qkv, heads, tails, blocks, out, normaliser, patches, pitch, scale,
     HEADS: tl.constexpr, DIM: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, NORMALISES: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, LAST: tl.constexpr, NORMALISES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """ROWS queries of one head.
 
@@ -133,7 +144,7 @@ def _attend(
     base = self_score * scale + _LIFT
     total, mixed, rest = _weighed(
         head, tail, heads, tails, HEADS + line, 2 * HEADS + line, start, stop, scale, base,
-        HEAD, TAIL, KEYS, PRECISION,
+        HEAD, TAIL, KEYS, LAST, PRECISION,
     )  # fmt: skip
     # Not a number compares false, and is done again too.
     if tl.min((total < _MOST).to(tl.int32), 0) == 0:
@@ -147,7 +158,7 @@ def _attend(
         base *= scale
         total, mixed, rest = _weighed(
             head, tail, heads, tails, HEADS + line, 2 * HEADS + line, start, stop, scale, base,
-            HEAD, TAIL, KEYS, PRECISION,
+            HEAD, TAIL, KEYS, "masks", PRECISION,
         )  # fmt: skip
     share = 1.0 / total
     row = out + place[:, None] * (HEADS * DIM) + line * DIM
@@ -170,6 +181,9 @@ class Tiles:
         warps: Of a program.
         stages: Tiles of keys under way.
         registers: Of a thread at most, so that more programs fit a processor; None for no bound.
+        last: How a segment's last tile is done where keys do not fill it: "loop", by a second loop
+            of one turn at most; "masks", by masking every tile; "branch", behind the loop, which
+            ptxas 12.8 compiles wrongly at 64 keys and more (VISION.md).
     """
 
     rows: int = 128
@@ -177,6 +191,7 @@ class Tiles:
     warps: int = 4
     stages: int = 3
     registers: int | None = None
+    last: str = "loop"
 
 
 def made_for(device: torch.device, dtype: torch.dtype) -> bool:
@@ -256,11 +271,13 @@ def repeated_attend(
         )
     if blocks.dtype != torch.int32 or blocks.ndim != 2 or blocks.shape[1] != 3:
         raise ValueError(f"blocks must be int32 [blocks, 3], got {blocks.dtype} {blocks.shape}")
+    if tiles.last not in ("loop", "masks", "branch"):
+        raise ValueError(f"tiles.last must be loop, masks or branch, got {tiles.last!r}")
     head, tail = split_width(dim)
     pitch = 3 * count * dim
     options = {
         "HEADS": count, "DIM": dim, "HEAD": head, "TAIL": tail, "ROWS": tiles.rows,
-        "KEYS": tiles.keys, "NORMALISES": normalises, "PRECISION": "ieee",
+        "KEYS": tiles.keys, "LAST": tiles.last, "NORMALISES": normalises, "PRECISION": "ieee",
         "num_warps": tiles.warps, "num_stages": tiles.stages, "maxnreg": tiles.registers,
     }  # fmt: skip
     launch = Repeated(_attend, (len(blocks), count), options)
