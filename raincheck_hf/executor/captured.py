@@ -7,6 +7,7 @@ are seen by nobody.
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from raincheck_hf.buffers import Rows
+from raincheck_hf.executor.capturing import record
 from raincheck_hf.executor.described import Descriptor
 from raincheck_hf.executor.plan import Plan
 from raincheck_hf.executor.prefill import Prefill
@@ -99,12 +101,5 @@ class CapturedPrefill:
 
     def _capture(self) -> None:
         """For the next time. Where memory does not suffice, passes go on being launched."""
-        torch.cuda.current_stream(self._plan.device).synchronize()
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                self._logits = self._launch()
-        except torch.OutOfMemoryError:
-            self._logits = None
-            return
-        self._graph = graph
+        with contextlib.suppress(torch.OutOfMemoryError):
+            self._graph, self._logits = record(self._launch, self._plan.device, self._pool)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raincheck_hf.executor.capturing import record
 from raincheck_hf.executor.described import Descriptor
 from raincheck_hf.executor.plan import Attention, Layer, Plan, Recurrent
 from raincheck_hf.kernels import gdn
@@ -66,11 +67,7 @@ class Steps:
     def capture(self) -> None:
         """Build the kernels and capture the launches; the descriptor must say an empty pass."""
         self._launch()
-        torch.cuda.synchronize(self._plan.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._launch()
-        self._graph = graph
+        self._graph, _ = record(self._launch, self._plan.device)
 
     def _launch(self) -> None:
         plan, about = self._plan, self.descriptor

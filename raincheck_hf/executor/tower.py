@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from transformers.vision_utils import (
     get_vision_position_ids,
 )
 
+from raincheck_hf.executor.capturing import record
 from raincheck_hf.executor.plain import Census, unplain
 from raincheck_hf.executor.vision_blocks import Segments, run_blocks
 from raincheck_hf.models.vision import TowerPass
@@ -66,7 +68,8 @@ class _Captured:
             embeds=made.embeds.clone(),
             deepstack=[layer.clone() for layer in made.deepstack],
             merger_input=made.merger_input.clone(),
-            block_input=made.block_input.clone(),
+            queries_keys=made.queries_keys.clone(),
+            normaliser=None if made.normaliser is None else made.normaliser.clone(),
         )
 
 
@@ -116,24 +119,22 @@ class LeanTower:
         """Graphs share their memory: what one returns is copied before the next one runs."""
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         given = pixel_values.clone()
-        torch.cuda.current_stream().synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            made = self._launch(tower, given, tables)
+        launch = partial(self._launch, tower, given, tables)
+        graph, made = record(launch, given.device, self._pool)
         return _Captured(graph, given, tables, made)
 
     def _launch(self, tower: Any, pixel_values: Tensor, tables: _Tables) -> TowerPass:
         embed = tower.patch_embed.proj
         x = linear(pixel_values, embed.weight.flatten(1), embed.bias)
         places = (tower.pos_embed(tables.indices) * tables.weights[:, :, None]).sum(1)
-        cos, sin = tables.cos, tables.sin
-        done = run_blocks(tower, x, places.to(x.dtype), (cos, sin), tables.segments)
+        turns = tables.cos, tables.sin
+        done = run_blocks(tower, x, places.to(x.dtype), turns, tables.segments)
         return TowerPass(
             embeds=tower.merger(done.x),
             deepstack=done.deepstack,
             merger_input=done.x,
-            block_input=done.block_input,
-            position_embeddings=(torch.cat([cos, cos], -1), torch.cat([sin, sin], -1)),
+            queries_keys=done.qkv[:, :2],
+            normaliser=done.normaliser,
             lengths=list(tables.segments.lengths),
         )
 

@@ -19,11 +19,12 @@ from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
 from raincheck_hf.kernels import vision_attention
 from raincheck_hf.kernels.segments import block_table
+from raincheck_hf.kernels.vision_attention import repeated_attend
 from raincheck_hf.kernels.vision_norm import repeated_add_norm
 from raincheck_hf.kernels.vision_rope import rotation
 
-# Patches of the longest segment from which the kernel is faster than cuDNN; None: it never is.
-KERNEL_FROM: int | None = None
+# Patches of the longest segment from which the kernel is faster than cuDNN, on an H200.
+_KERNEL_FROM = 4096
 TILES = vision_attention.Tiles()
 
 _BACKENDS = [
@@ -52,10 +53,10 @@ class Segments:
         dim = tower.config.hidden_size // tower.config.num_heads
         dtype = tower.patch_embed.proj.weight.dtype
         by_kernel = (
-            KERNEL_FROM is not None
-            and max(lengths) >= KERNEL_FROM
+            max(lengths) >= _KERNEL_FROM
             and vision_attention.made_for(device, dtype)
             and vision_attention.takes(dtype, dim)
+            and vision_attention.compiled_rightly(device, dtype, tower.config.num_heads, dim, TILES)
         )
         blocks = block_table(lengths, TILES.rows, device) if by_kernel else None
         return cls(tuple(lengths), blocks)
@@ -67,12 +68,15 @@ class BlocksPass:
 
     Attributes:
         x: [N, d'], behind the last block.
-        block_input: [N, d'], before the last block.
+        qkv: [N, 3, H, e] of the last block, queries and keys rotated.
+        normaliser: fp32 [H, N], log2 of the sums that its attention divided by; None where
+            PyTorch's attention kept them to itself.
         deepstack: One [n, d] a DeepStack layer.
     """
 
     x: Tensor
-    block_input: Tensor
+    qkv: Tensor
+    normaliser: Tensor | None
     deepstack: list[Tensor]
 
 
@@ -91,27 +95,28 @@ def run_blocks(
     heads = tower.config.num_heads
     like = x.new_empty(len(x), 3, heads, x.shape[1] // heads)
     rotate = rotation(like, *tables)
-    attend = _attention(like, segments, tower.blocks[0].attn.scaling)
+    attend = _Attention(like, segments, tower.blocks[0].attn.scaling)
     del like
     add_norm = repeated_add_norm(x)
     taps = list(getattr(tower, "deepstack_visual_indexes", ()))
-    deepstack, block_input = [], x
+    last = len(tower.blocks) - 1
+    deepstack = []
     with sdpa_kernel(_BACKENDS, set_priority=True):
         for i, block in enumerate(tower.blocks):
             x, h = _normed(add_norm, x, more, block.norm1)
-            block_input = x
             if i - 1 in taps:
                 deepstack.append(tower.deepstack_merger_list[taps.index(i - 1)](x))
-            mixed = _attended(block.attn, h, rotate, attend)
+            qkv = linear(h, block.attn.qkv.weight, block.attn.qkv.bias).view(len(h), 3, heads, -1)
+            rotate(qkv)
+            mixed = attend.last(qkv) if i == last else attend(qkv)
             more = linear(mixed, block.attn.proj.weight, block.attn.proj.bias)
             x, h = _normed(add_norm, x, more, block.norm2)
             hidden = _activated(block.mlp.linear_fc1, h)
             more = linear(hidden, block.mlp.linear_fc2.weight, block.mlp.linear_fc2.bias)
     x = x + more
-    last = len(tower.blocks) - 1
     if last in taps:
         deepstack.append(tower.deepstack_merger_list[taps.index(last)](x))
-    return BlocksPass(x, block_input, deepstack)
+    return BlocksPass(x, qkv, attend.normaliser, deepstack)
 
 
 def _normed(
@@ -129,23 +134,31 @@ def _activated(layer: nn.Linear, h: Tensor) -> Tensor:
     return gelu(linear(h, layer.weight, layer.bias), approximate="tanh")
 
 
-def _attention(like: Tensor, segments: Segments, scale: float) -> Callable[[Tensor], Tensor]:
-    if segments.blocks is None:
-        return partial(attend_by_runs, lengths=segments.lengths, scale=scale)
-    return vision_attention.repeated_attend(like, segments.blocks, scale, tiles=TILES)
+class _Attention:
+    """Attention within each segment, of joint projections like one, [N, d'].
 
+    Attributes:
+        normaliser: What `last` noted, see `BlocksPass`.
+    """
 
-def _attended(
-    attention: Any,
-    h: Tensor,
-    rotate: Callable[[Tensor], None],
-    attend: Callable[[Tensor], Tensor],
-) -> Tensor:
-    """Attention within each segment before the output projection, [N, d']."""
-    qkv = linear(h, attention.qkv.weight, attention.qkv.bias)
-    qkv = qkv.view(len(h), 3, attention.num_heads, -1)
-    rotate(qkv)
-    return attend(qkv)
+    def __init__(self, like: Tensor, segments: Segments, scale: float) -> None:
+        self.normaliser: Tensor | None = None
+        self._run: Callable[..., Tensor] = partial(
+            attend_by_runs, lengths=segments.lengths, scale=scale
+        )
+        if segments.blocks is not None:
+            make = partial(repeated_attend, like, segments.blocks, scale, tiles=TILES)
+            self._run, self._noting = make(), make(normalises=True)
+            self.normaliser = like.new_empty(like.shape[2], len(like), dtype=torch.float32)
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        return self._run(qkv)
+
+    def last(self, qkv: Tensor) -> Tensor:
+        """The same of the last block, noting what selectors may ask about."""
+        if self.normaliser is None:
+            return self._run(qkv)
+        return self._noting(qkv, normaliser=self.normaliser)
 
 
 def attend_by_runs(qkv: Tensor, lengths: Sequence[int], scale: float) -> Tensor:

@@ -7,9 +7,11 @@ Twin: `attend_plain`.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -18,8 +20,9 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from raincheck_hf.kernels.launch import Repeated
-from raincheck_hf.kernels.segments import split_width
+from raincheck_hf.kernels.segments import block_table, split_width
 
+_log = logging.getLogger("raincheck_hf")
 _LOG2_E = math.log2(math.e)
 
 # Weights are 2^(s - own score - _LIFT): powers from far below the own score to far above it fit.
@@ -73,34 +76,32 @@ def _step(
 @triton.jit
 def _weighed(
     head, tail, heads, tails, key_line, value_line, start, stop, scale, base,
-    HEAD: tl.constexpr, TAIL: tl.constexpr, KEYS: tl.constexpr, LAST: tl.constexpr,
+    HEAD: tl.constexpr, TAIL: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Σ_j w_j and Σ_j w_j v_j over a segment, w_j = 2^(s_j·scale − base)."""
+    """Σ_j w_j and Σ_j w_j v_j over a segment, w_j = 2^(s_j·scale − base).
+
+    Args:
+        MASKED: Whether every tile is masked, which makes for less code.
+    """
     ROWS: tl.constexpr = head.shape[0]
     total = tl.zeros([ROWS, 8], tl.float32)
     mixed = tl.zeros([ROWS, HEAD], tl.float32)
     rest = tl.zeros([ROWS, TAIL if TAIL > 0 else 16], tl.float32)
     whole = start
-    if LAST != "masks":
+    if not MASKED:
         whole = stop - (stop - start) % KEYS
         for at in range(start, whole, KEYS):
             total, mixed, rest = _step(
                 head, tail, heads, tails, key_line, value_line, at, stop, scale, base,
                 total, mixed, rest, HEAD, TAIL, KEYS, False, PRECISION,
             )  # fmt: skip
-    if LAST == "branch":
-        if whole < stop:
-            total, mixed, rest = _step(
-                head, tail, heads, tails, key_line, value_line, whole, stop, scale, base,
-                total, mixed, rest, HEAD, TAIL, KEYS, True, PRECISION,
-            )  # fmt: skip
-    else:
-        for at in range(whole, stop, KEYS):
-            total, mixed, rest = _step(
-                head, tail, heads, tails, key_line, value_line, at, stop, scale, base,
-                total, mixed, rest, HEAD, TAIL, KEYS, True, PRECISION,
-            )  # fmt: skip
+    # One turn at most; behind an `if`, ptxas 12.8 gets it wrong (VISION.md).
+    for at in range(whole, stop, KEYS):
+        total, mixed, rest = _step(
+            head, tail, heads, tails, key_line, value_line, at, stop, scale, base,
+            total, mixed, rest, HEAD, TAIL, KEYS, True, PRECISION,
+        )  # fmt: skip
     return tl.sum(total, 1), mixed, rest
 
 
@@ -108,8 +109,7 @@ def _weighed(
 def _attend(
     qkv, heads, tails, blocks, out, normaliser, patches, pitch, scale,
     HEADS: tl.constexpr, DIM: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, LAST: tl.constexpr, NORMALISES: tl.constexpr,
-    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, NORMALISES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """ROWS queries of one head.
 
@@ -144,7 +144,7 @@ def _attend(
     base = self_score * scale + _LIFT
     total, mixed, rest = _weighed(
         head, tail, heads, tails, HEADS + line, 2 * HEADS + line, start, stop, scale, base,
-        HEAD, TAIL, KEYS, LAST, PRECISION,
+        HEAD, TAIL, KEYS, False, PRECISION,
     )  # fmt: skip
     # Not a number compares false, and is done again too.
     if tl.min((total < _MOST).to(tl.int32), 0) == 0:
@@ -158,7 +158,7 @@ def _attend(
         base *= scale
         total, mixed, rest = _weighed(
             head, tail, heads, tails, HEADS + line, 2 * HEADS + line, start, stop, scale, base,
-            HEAD, TAIL, KEYS, "masks", PRECISION,
+            HEAD, TAIL, KEYS, True, PRECISION,
         )  # fmt: skip
     share = 1.0 / total
     row = out + place[:, None] * (HEADS * DIM) + line * DIM
@@ -181,9 +181,6 @@ class Tiles:
         warps: Of a program.
         stages: Tiles of keys under way.
         registers: Of a thread at most, so that more programs fit a processor; None for no bound.
-        last: How a segment's last tile is done where keys do not fill it: "loop", by a second loop
-            of one turn at most; "masks", by masking every tile; "branch", behind the loop, which
-            ptxas 12.8 compiles wrongly at 64 keys and more (VISION.md).
     """
 
     rows: int = 128
@@ -191,7 +188,6 @@ class Tiles:
     warps: int = 4
     stages: int = 3
     registers: int | None = None
-    last: str = "loop"
 
 
 def made_for(device: torch.device, dtype: torch.dtype) -> bool:
@@ -206,6 +202,29 @@ def takes(dtype: torch.dtype, dim: int) -> bool:
     fp16 is left out: it does not hold the powers that the weights are.
     """
     return dtype in (torch.bfloat16, torch.float32) and 16 <= dim <= 128 and dim % 8 == 0
+
+
+@cache
+def compiled_rightly(
+    device: torch.device, dtype: torch.dtype, heads: int, dim: int, tiles: Tiles
+) -> bool:
+    """Whether this installation's compiler makes of the kernel what it says; tried once.
+
+    ptxas 12.8 was seen to miscompile another form of it (VISION.md). The same binary runs whatever
+    the number of patches, so that a small case tells.
+    """
+    lengths = [2 * tiles.keys + 17, 5]
+    draw = torch.Generator().manual_seed(0)
+    qkv = torch.randn(sum(lengths), 3, heads, dim, generator=draw).to(device, dtype)
+    blocks = block_table(lengths, tiles.rows, device)
+    expected, _ = attend_plain(qkv, lengths, dim**-0.5)
+    for noted in (None, qkv.new_empty(heads, len(qkv), dtype=torch.float32)):
+        found = attend(qkv, blocks, dim**-0.5, normaliser=noted, tiles=tiles)
+        apart = (found.float() - expected.float()).norm() / expected.float().norm()
+        if not apart < 0.02:
+            _log.warning("the vision kernel was compiled wrongly here (%.2g); not used", apart)
+            return False
+    return True
 
 
 def attend(
@@ -271,13 +290,11 @@ def repeated_attend(
         )
     if blocks.dtype != torch.int32 or blocks.ndim != 2 or blocks.shape[1] != 3:
         raise ValueError(f"blocks must be int32 [blocks, 3], got {blocks.dtype} {blocks.shape}")
-    if tiles.last not in ("loop", "masks", "branch"):
-        raise ValueError(f"tiles.last must be loop, masks or branch, got {tiles.last!r}")
     head, tail = split_width(dim)
     pitch = 3 * count * dim
     options = {
         "HEADS": count, "DIM": dim, "HEAD": head, "TAIL": tail, "ROWS": tiles.rows,
-        "KEYS": tiles.keys, "LAST": tiles.last, "NORMALISES": normalises, "PRECISION": "ieee",
+        "KEYS": tiles.keys, "NORMALISES": normalises, "PRECISION": "ieee",
         "num_warps": tiles.warps, "num_stages": tiles.stages, "maxnreg": tiles.registers,
     }  # fmt: skip
     launch = Repeated(_attend, (len(blocks), count), options)

@@ -122,23 +122,24 @@ class TowerPass:
         embeds: [n, d], after the merger.
         deepstack: One [n, d] a DeepStack layer.
         merger_input: [N, d'], what went into the merger.
-        block_input: [N, d'], what went into the last block.
-        position_embeddings: cos and sin, fp32 [N, e].
+        queries_keys: [N, 2, H, e] of the last block, rotated.
+        normaliser: fp32 [H, N], log2 Σ_j exp(score_ij) of the last block, or None.
         lengths: Patches of each attention segment.
     """
 
     embeds: Tensor
     deepstack: list[Tensor]
     merger_input: Tensor
-    block_input: Tensor
-    position_embeddings: tuple[Tensor, Tensor]
+    queries_keys: Tensor
+    normaliser: Tensor | None
     lengths: list[int]
 
-    def seen(self) -> _Seen:
-        """As the hooks would have it."""
-        ends = torch.tensor([0, *self.lengths]).cumsum(0)
-        kwargs = {"position_embeddings": self.position_embeddings, "cu_seqlens": ends}
-        return _Seen(self.block_input, kwargs, self.merger_input)
+    def attention(self, tower: Any, grid_thw: Tensor) -> Tensor:
+        """Attention received by each token in the last block, fp32 [n]."""
+        query, key = self.queries_keys.unbind(1)
+        scale = tower.blocks[-1].attn.scaling
+        received = received_attention(query, key, self.lengths, scale, self.normaliser)
+        return _token_features(tower, grid_thw, received).squeeze(1)
 
 
 TowerRun = Callable[[Any, Tensor, list[list[int]]], TowerPass]
@@ -186,9 +187,14 @@ def encode(
     with torch.no_grad(), _lock(tower):
         if run_tower is None:
             embeds, deepstack, seen = _stock_pass(model, tower, block, pixel_values, grid_thw, kind)
+            merger_input = seen.merger_input
+            attention: Thunk = partial(
+                _token_attention, tower, block, grid_thw, seen.block_input, seen.block_kwargs
+            )
         else:
             own = run_tower(tower, pixel_values, sizes)
-            embeds, deepstack, seen = own.embeds, own.deepstack, own.seen()
+            embeds, deepstack, merger_input = own.embeds, own.deepstack, own.merger_input
+            attention = partial(own.attention, tower, grid_thw)
     side = int(tower.spatial_merge_size)
     grid = [(t, h // side, w // side) for t, h, w in sizes]
     return VisionOutput(
@@ -196,10 +202,8 @@ def encode(
         deepstack=deepstack,
         grid=grid,
         kind=[kind] * len(grid),
-        features=partial(_token_features, tower, grid_thw, seen.merger_input),
-        attention=partial(
-            _token_attention, tower, block, grid_thw, seen.block_input, seen.block_kwargs
-        ),
+        features=partial(_token_features, tower, grid_thw, merger_input),
+        attention=attention,
     )
 
 
