@@ -54,8 +54,8 @@ __all__ = ["Gates", "Tuning", "Workspace", "join", "map_step", "prepare", "scan"
 
 STEP = MAP_STEP = Tuning(32, 4)
 SCAN = Tuning(16, 4)
-JOIN = Tuning(32, 8)
-PREPARE = Tuning(64, 4)
+JOIN = Tuning(32, 4)
+PREPARE = Tuning(32, 4, slab=32)
 
 
 def step(
@@ -169,8 +169,9 @@ def prepare(
         capacity,
         units,
         **constants,
-        TAPS=triton.next_power_of_2(conv.weight.shape[1]),
+        TAPS=_taps(conv),
         ROWS=workspace.rows,
+        SLAB=tuning.slab,
         BIAS=conv.bias is not None,
         AHEAD=tuning.early,
         LEADS=leads or pdl,
@@ -216,6 +217,7 @@ def scan(
         capacity,
         **constants,
         ROWS=workspace.rows,
+        TAPS=_taps(conv),
         HEIGHT=_height(conv, tuning),
         EARLY=tuning.early,
         BIAS=conv.bias is not None,
@@ -289,6 +291,7 @@ def join(
         header,
         layer,
         **constants,
+        TAPS=_taps(conv),
         HEIGHT=_height(conv, tuning),
         BIAS=conv.bias is not None,
         **_launch(tuning, pdl),
@@ -298,6 +301,11 @@ def join(
 def _bias(conv: Convolution) -> Tensor:
     """A pointer in any case; without a bias nothing reads it."""
     return conv.weight if conv.bias is None else conv.bias
+
+
+def _taps(conv: Convolution) -> int:
+    """Places of a tile that holds the taps of a channel."""
+    return triton.next_power_of_2(conv.weight.shape[1])
 
 
 def _height(conv: Convolution, tuning: Tuning) -> int:

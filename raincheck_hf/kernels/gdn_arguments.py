@@ -38,6 +38,8 @@ class Tuning:
         registers: the most that a thread may use; None leaves it to the compiler.
         early: what is needed later is asked for early: by ``prepare``, the states that the scan
             reads, into the L2 cache; by the scan, the lead tokens, before its first block.
+        slab: columns that ``prepare`` convolves at a time: a power of two from 16 on; where K or V
+            is less, all of them. Few are few instructions to fetch, and many waits for memory.
     """
 
     width: int
@@ -45,6 +47,7 @@ class Tuning:
     stages: int = 1
     registers: int | None = None
     early: bool = True
+    slab: int = 64
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ def sizes(conv: Convolution, tuning: Tuning) -> dict[str, int]:
         raise ValueError(f"bias must be [{channels}], got {told(conv.bias)}")
     if conv.value_heads % conv.key_heads:
         raise ValueError(f"{conv.value_heads} value heads for {conv.key_heads} key heads")
-    check_powers(tuning.width, conv.key_dim, conv.value_dim)
+    check_powers(tuning.width, tuning.slab, conv.key_dim, conv.value_dim)
     part = min(tuning.width, conv.key_dim, conv.value_dim)
     return {
         "HK": conv.key_heads,

@@ -90,32 +90,36 @@ def lead_sources(header, layer, W: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _column(one, other, place, channel, wanted, W: tl.constexpr):
-    """Inputs [N] of some channels at a place, counted through two histories [C, W - 1]."""
-    at = channel * (W - 1)
-    source = tl.where(place < W - 1, one + at + place, other + at + place - (W - 1))
-    return tl.load(source, mask=(channel >= 0) & wanted, other=0.0)
+def _inputs(one, other, place, channel, wanted, W: tl.constexpr):
+    """Inputs [N, M] of some channels [N] at places [1, M] through two histories [C, W - 1]."""
+    at = channel[:, None] * (W - 1) + place
+    source = tl.where(place < W - 1, one + at, other + at - (W - 1))
+    return tl.load(source, mask=(channel >= 0)[:, None] & wanted, other=0.0)
 
 
 @triton.jit
-def _lead_row(sources, kept, bias, channel, token, BIAS: tl.constexpr, W: tl.constexpr):
-    """SiLU of the convolution [N] at a lead token, behind the moved prefix."""
+def _lead_rows(
+    sources, weight, bias, channel, BIAS: tl.constexpr, W: tl.constexpr, TAPS: tl.constexpr
+):
+    """SiLU of the convolution [N, TAPS] at the lead tokens, behind the moved prefix."""
     _, _, count, prefix, inputs, _, _, _, _, _, _, _, _, _ = sources
     DTYPE: tl.constexpr = prefix.dtype.element_ty
-    total = tl.zeros(channel.shape, tl.float32)
-    for tap in tl.static_range(W):
+    kept = channel_weights(weight, channel, W)
+    token = tl.arange(0, TAPS)[None, :]
+    total = tl.zeros([channel.shape[0], TAPS], tl.float32)
+    for tap in tl.range(0, W, num_stages=1):
         # Behind the lead there may be anything: such a token must at least be a number.
-        wanted = (count > 0) & (token + tap - (W - 1) < count)
-        x = _column(prefix, inputs, token + tap, channel, wanted, W)
-        total += x.to(tl.float32) * weight_at(kept, tap, DTYPE)
+        wanted = (count > 0) & (token + tap - (W - 1) < count) & (token < W - 1)
+        x = _inputs(prefix, inputs, token + tap, channel, wanted, W)
+        total += x.to(tl.float32) * weight_at(kept, tap, DTYPE)[:, None]
     if BIAS:
-        total += tl.load(bias + channel).to(tl.float32)
+        total += tl.load(bias + channel).to(tl.float32)[:, None]
     return activated(total, DTYPE)
 
 
 @triton.jit
-def _live_window(sources, channel, wanted, W: tl.constexpr):
-    """The live history of some channels after the checkpoint moved, W - 1 times [N].
+def _live_window(sources, channel, wanted, W: tl.constexpr, TAPS: tl.constexpr):
+    """The live history of some channels after the checkpoint moved [N, TAPS].
 
     Not read where the pass's token has written it already, or nobody wants it.
     """
@@ -124,19 +128,18 @@ def _live_window(sources, channel, wanted, W: tl.constexpr):
     # With a whole lead nothing changes.
     whole = count == W - 1
     one, other = tl.where(whole, old, prefix), tl.where(whole, old, inputs)
-    skip = tl.where(whole, 0, count)
-    window = ()
-    for tap in tl.static_range(W - 1):
-        window = window + (_column(one, other, skip + tap, channel, due, W),)
-    return window
+    tap = tl.arange(0, TAPS)[None, :]
+    place = tl.where(whole, 0, count) + tap
+    return _inputs(one, other, place, channel, due & (tap < W - 1), W)
 
 
 @triton.jit
-def _keep_window(window, sources, channel, wanted, W: tl.constexpr):
+def _keep_window(window, sources, channel, wanted, W: tl.constexpr, TAPS: tl.constexpr):
     token, _, count, _, _, _, _, _, new, _, _, _, _, _ = sources
     due = wanted & (count > 0) & ((count < W - 1) | (token == 0))
-    for tap in tl.static_range(W - 1):
-        tl.store(new + channel * (W - 1) + tap, window[tap], mask=(channel >= 0) & due)
+    tap = tl.arange(0, TAPS)[None, :]
+    mask = (channel >= 0)[:, None] & due & (tap < W - 1)
+    tl.store(new + channel[:, None] * (W - 1) + tap, window, mask=mask)
 
 
 @triton.jit
@@ -149,11 +152,12 @@ def _channels(
     V: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Of a program: channels of q, of k and of its v; and whether q and k are its to write."""
+    """Of a program: channels of q and k, and of its v; and whether q and k are its to write."""
     GROUP: tl.constexpr = HV // HK
-    q_at = (head // GROUP) * K + tl.arange(0, K)
+    both = tl.arange(0, 2 * K)
+    qk_at = (both // K) * (HK * K) + (head // GROUP) * K + both % K
     v_at = 2 * HK * K + head * V + part * WIDTH + tl.arange(0, WIDTH)
-    return q_at, HK * K + q_at, v_at, (part == 0) & (head % GROUP == 0)
+    return qk_at, v_at, (part == 0) & (head % GROUP == 0)
 
 
 @triton.jit
@@ -168,6 +172,7 @@ def lead_tokens(
     K: tl.constexpr,
     V: tl.constexpr,
     W: tl.constexpr,
+    TAPS: tl.constexpr,
     WIDTH: tl.constexpr,
     BIAS: tl.constexpr,
 ):
@@ -182,25 +187,29 @@ def lead_tokens(
         head: value head.
         part: which columns of the state.
         HK, HV, K, V, W: sizes.
+        TAPS: W, or the next power of two.
         WIDTH: columns of a part.
         BIAS: whether there is one.
 
     Returns:
-        alpha, beta, k [K] and v [WIDTH] of W - 1 tokens. Behind the lead alpha is 1 and beta 0: no
-        decay, no write.
+        alpha and beta [TAPS], k [K, TAPS] and v [WIDTH, TAPS], of the tokens of the lead.
     """
     _, _, count, _, _, all_g, all_beta, _, _, _, _, _, _, _ = sources
-    _, k_at, v_at, _ = _channels(head, part, HK, HV, K, V, WIDTH)
-    k_taps, v_taps = channel_weights(weight, k_at, W), channel_weights(weight, v_at, W)
-    alphas, betas, keys, values = (), (), (), ()
-    for token in tl.static_range(W - 1):
-        at = token * HV + head
-        alphas = alphas + (tl.exp(tl.load(all_g + at, mask=token < count, other=0.0)),)
-        betas = betas + (tl.load(all_beta + at, mask=token < count, other=0.0),)
-        k = _lead_row(sources, k_taps, bias, k_at, token, BIAS, W)
-        keys = keys + (k * inverse_norm(k, 0),)
-        values = values + (_lead_row(sources, v_taps, bias, v_at, token, BIAS, W),)
-    return alphas, betas, keys, values
+    _, v_at, _ = _channels(head, part, HK, HV, K, V, WIDTH)
+    k_at = HK * K + (head // (HV // HK)) * K + tl.arange(0, K)
+    token = tl.arange(0, TAPS)
+    at = token * HV + head
+    alphas = tl.exp(tl.load(all_g + at, mask=token < count, other=0.0))
+    betas = tl.load(all_beta + at, mask=token < count, other=0.0)
+    keys = _lead_rows(sources, weight, bias, k_at, BIAS, W, TAPS)
+    values = _lead_rows(sources, weight, bias, v_at, BIAS, W, TAPS)
+    return alphas, betas, keys * inverse_norm(keys, 0)[None, :], values
+
+
+@triton.jit
+def _of_token(values, token, TAPS: tl.constexpr):
+    """Column ``token`` of values [N, TAPS]."""
+    return tl.sum(tl.where(tl.arange(0, TAPS)[None, :] == token, values, 0.0), 1)
 
 
 @triton.jit
@@ -213,6 +222,7 @@ def join_tiles(
     K: tl.constexpr,
     V: tl.constexpr,
     W: tl.constexpr,
+    TAPS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
     """What ``repair_and_join`` reads; asked for early, it is there when needed.
@@ -224,10 +234,10 @@ def join_tiles(
         sources: of ``lead_sources``.
         head: value head.
         part: which columns.
-        HK, HV, K, V, W, WIDTH: as there.
+        HK, HV, K, V, W, TAPS, WIDTH: as there.
 
     Returns:
-        The lead's state before [K, WIDTH]; the live histories of q, k and v, where they are due.
+        The lead's state before [K, WIDTH]; the live histories of q and k, and of v, where due.
     """
     _, mapped, count, _, _, _, _, _, _, lead_old, _, live, _, phi = sources
     dim = tl.arange(0, K)
@@ -240,12 +250,11 @@ def join_tiles(
         # Of the map, which all programs of a head read, each asks for a share.
         LINES: tl.constexpr = K * K * WIDTH // (32 * V)
         prefetch(phi + head * K * K + 32 * (part * LINES + tl.arange(0, LINES)))
-    q_at, k_at, v_at, first = _channels(head, part, HK, HV, K, V, WIDTH)
+    qk_at, v_at, first = _channels(head, part, HK, HV, K, V, WIDTH)
     return (
         before,
-        _live_window(sources, q_at, first, W),
-        _live_window(sources, k_at, first, W),
-        _live_window(sources, v_at, True, W),
+        _live_window(sources, qk_at, first, W, TAPS),
+        _live_window(sources, v_at, True, W, TAPS),
     )
 
 
@@ -262,6 +271,7 @@ def repair_and_join(
     K: tl.constexpr,
     V: tl.constexpr,
     W: tl.constexpr,
+    TAPS: tl.constexpr,
     WIDTH: tl.constexpr,
     HEIGHT: tl.constexpr,
 ):
@@ -275,11 +285,12 @@ def repair_and_join(
         head: value head.
         part: which columns.
         HK, HV, K, V, W: sizes.
+        TAPS: W, or the next power of two.
         WIDTH: columns.
         HEIGHT: rows of the map that are read at once.
     """
     alphas, betas, keys, values = tokens
-    before, q_window, k_window, v_window = tiles
+    before, qk_window, v_window = tiles
     _, mapped, count, _, _, _, _, _, _, _, lead_new, live, new, phi = sources
     dim = tl.arange(0, K)
     slab = tl.arange(0, HEIGHT)
@@ -292,24 +303,27 @@ def repair_and_join(
     tile = tl.load(phi + map_at, mask=some, other=0.0)
     if count > 0:
         state = moved
-        for token in tl.static_range(W - 1):
-            read = tl.sum(state * keys[token][:, None], 0)
-            change = betas[token] * (values[token] - alphas[token] * read)
-            state = alphas[token] * state + keys[token][:, None] * change[None, :]
+        for token in tl.range(0, count, num_stages=1):
+            here = tl.arange(0, TAPS) == token
+            alpha = tl.sum(tl.where(here, alphas, 0.0), 0)
+            beta = tl.sum(tl.where(here, betas, 0.0), 0)
+            key = _of_token(keys, token, TAPS)
+            read = tl.sum(state * key[:, None], 0)
+            change = beta * (_of_token(values, token, TAPS) - alpha * read)
+            state = alpha * state + key[:, None] * change[None, :]
         tl.store(lead_new + tile_at, state)
-        q_at, k_at, v_at, first = _channels(head, part, HK, HV, K, V, WIDTH)
-        _keep_window(q_window, sources, q_at, first, W)
-        _keep_window(k_window, sources, k_at, first, W)
-        _keep_window(v_window, sources, v_at, True, W)
+        qk_at, v_at, first = _channels(head, part, HK, HV, K, V, WIDTH)
+        _keep_window(qk_window, sources, qk_at, first, W, TAPS)
+        _keep_window(v_window, sources, v_at, True, W, TAPS)
         if mapped:
             high, low = split(state - before)
-            for start in tl.static_range(0, K, HEIGHT):
+            for start in tl.range(0, K, HEIGHT, num_stages=1):
                 tile_high, tile_low = split(tile)
-                joined = old + split_product(tile_high, tile_low, high, low)
-                if start + HEIGHT < K:
-                    tile = tl.load(phi + (start + HEIGHT) * K + map_at)
-                    old = tl.load(live + (start + HEIGHT) * V + some_at)
+                joined = old + split_product(tile_high, tile_low, high, low, 1)
                 tl.store(new + start * V + some_at, joined)
+                more = (slab >= 0)[:, None] & (start + HEIGHT < K)
+                tile = tl.load(phi + (start + HEIGHT) * K + map_at, mask=more, other=0.0)
+                old = tl.load(live + (start + HEIGHT) * V + some_at, mask=more, other=0.0)
         else:
             tl.store(new + tile_at, state)
 
@@ -325,6 +339,7 @@ def join_kernel(
     K: tl.constexpr,
     V: tl.constexpr,
     W: tl.constexpr,
+    TAPS: tl.constexpr,
     WIDTH: tl.constexpr,
     HEIGHT: tl.constexpr,
     BIAS: tl.constexpr,
@@ -342,6 +357,6 @@ def join_kernel(
     start = address(layer, PREFIX_STATE_OUT, tl.float32)
     sources = lead_sources(header, layer, W, bias.dtype.element_ty)
     moved = tl.load(start + tile_at, mask=(dim >= 0)[:, None] & (sources[2] > 0), other=0.0)
-    tiles = join_tiles(sources, head, part, HK, HV, K, V, W, WIDTH)
-    tokens = lead_tokens(weight, bias, sources, head, part, HK, HV, K, V, W, WIDTH, BIAS)
-    repair_and_join(moved, tokens, tiles, sources, head, part, HK, HV, K, V, W, WIDTH, HEIGHT)
+    tiles = join_tiles(sources, head, part, HK, HV, K, V, W, TAPS, WIDTH)
+    tokens = lead_tokens(weight, bias, sources, head, part, HK, HV, K, V, W, TAPS, WIDTH, BIAS)
+    repair_and_join(moved, tokens, tiles, sources, head, part, HK, HV, K, V, W, TAPS, WIDTH, HEIGHT)

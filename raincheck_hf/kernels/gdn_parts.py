@@ -46,7 +46,13 @@ def activated(x, DTYPE: tl.constexpr):
 @triton.jit
 def inverse_norm(x, AXIS: tl.constexpr):
     """1 / |x| as the layer takes it."""
-    return tl.rsqrt(tl.sum(x * x, AXIS) + 1e-6)
+    return inverse_length(tl.sum(x * x, AXIS))
+
+
+@triton.jit
+def inverse_length(square):
+    """1 / |x| of |x|^2, as the layer takes it."""
+    return tl.rsqrt(square + 1e-6)
 
 
 @triton.jit
@@ -107,30 +113,44 @@ def split(x):
 
 
 @triton.jit
-def split_product(a_high, a_low, b_high, b_low):
-    """a @ b to fp32 accuracy, of two split matrices: TF32 in three terms."""
+def added(a, b, total, once):
+    """total + a @ b, in a loop of one turn.
+
+    Where ``once`` is read on the device, the loop stays: products that stand side by side are taken
+    for a chain by the compiler, which then has a warp compute whole rows, and warps repeat each
+    other where there are few. With 1 it is as without the loop.
+    """
+    for _ in tl.range(0, once, num_stages=1):
+        total = tl.dot(a, b, total, input_precision="tf32")
+    return total
+
+
+@triton.jit
+def split_product(a_high, a_low, b_high, b_low, once):
+    """a @ b to fp32 accuracy, of two split matrices: TF32 in three terms; once as in ``added``."""
+    total = tl.zeros([a_high.shape[0], b_high.shape[1]], tl.float32)
     if INTERPRETED:
-        result = tl.dot(a_high + a_low, b_high + b_low)
+        result = added(a_high + a_low, b_high + b_low, total, once)
     else:
-        result = tl.dot(a_low, b_high, input_precision="tf32")
-        result = tl.dot(a_high, b_low, result, input_precision="tf32")
-        result = tl.dot(a_high, b_high, result, input_precision="tf32")
+        total = added(a_low, b_high, total, once)
+        total = added(a_high, b_low, total, once)
+        result = added(a_high, b_high, total, once)
     return result
 
 
 @triton.jit
-def wide_product(a, b):
+def wide_product(a, b, once):
     """a @ b to fp32 accuracy, of fp32 matrices."""
     a_high, a_low = split(a)
     b_high, b_low = split(b)
-    return split_product(a_high, a_low, b_high, b_low)
+    return split_product(a_high, a_low, b_high, b_low, once)
 
 
 @triton.jit
 def exact_product(a, b):
     """a @ b, fp32, of two matrices in the model's dtype."""
     if a.dtype == tl.float32:
-        result = wide_product(a, b)
+        result = wide_product(a, b, 1)
     elif INTERPRETED:
         result = tl.dot(a.to(tl.float32), b.to(tl.float32))
     else:
@@ -139,75 +159,54 @@ def exact_product(a, b):
 
 
 @triton.jit
-def product(a, b):
-    """a @ b to fp32 accuracy: a in the model's dtype, b fp32.
+def product(a, b, once):
+    """a @ b to fp32 accuracy: a in the model's dtype, b fp32; once as in ``added``.
 
     A 16-bit a is exact in the tensor cores, so that only b is split: into three bf16 pieces, or
-    into two TF32 pieces beside fp16. The pieces' products wait for each other nowhere: each has
-    sums of its own.
+    into two TF32 pieces beside fp16.
     """
+    total = tl.zeros([a.shape[0], b.shape[1]], tl.float32)
     if a.dtype == tl.float32 or INTERPRETED:
-        result = wide_product(a.to(tl.float32), b)
+        result = wide_product(a.to(tl.float32), b, once)
     elif a.dtype == tl.bfloat16:
         first = b.to(tl.bfloat16)
         rest = b - first.to(tl.float32)
         second = rest.to(tl.bfloat16)
         third = (rest - second.to(tl.float32)).to(tl.bfloat16)
-        result = tl.dot(a, first) + (tl.dot(a, second) + tl.dot(a, third))
+        total = added(a, third, total, once)
+        total = added(a, second, total, once)
+        result = added(a, first, total, once)
     else:
         high, low = split(b)
         wide = a.to(tl.float32)
-        result = tl.dot(wide, low, input_precision="tf32")
-        result = tl.dot(wide, high, result, input_precision="tf32")
+        total = added(wide, low, total, once)
+        result = added(wide, high, total, once)
     return result
 
 
 @triton.jit
-def joined_blocks(blocks, diagonal, N: tl.constexpr):
-    """[N, 16, 16] blocks onto the diagonal of a matrix [16 N, 16 N], zero elsewhere."""
-    full = tl.where(diagonal, blocks[:, :, None, :], 0.0)
-    return tl.reshape(full, [16 * N, 16 * N])
-
-
-@triton.jit
-def doubled(inverse, a, row, column, LEVEL: tl.constexpr):
-    """T - T M T: from inverses T of the diagonal blocks of size 2^LEVEL to those of twice that."""
-    whole = row // (2 << LEVEL) == column // (2 << LEVEL)
-    between = tl.where(whole & (row // (1 << LEVEL) != column // (1 << LEVEL)), a, 0.0)
-    high, low = split(inverse)
-    a_high, a_low = split(between)
-    right_high, right_low = split(split_product(a_high, a_low, high, low))
-    return inverse - split_product(high, low, right_high, right_low)
-
-
-@triton.jit
-def unit_lower_inverse(a, ROWS: tl.constexpr):
+def unit_lower_inverse(a, rows, ROWS: tl.constexpr):
     """(I + a)^-1 for a strictly lower triangular, fp32 [ROWS, ROWS]; ROWS is 16, 32 or 64.
 
     By halves: where T inverts the diagonal blocks of size s, T - T M T inverts those of size 2s,
     with M the part of a between the two halves of each. Nothing grows on the way, as it would in a
-    power series: every T consists of blocks of the result.
+    power series: every T consists of blocks of the result. All sizes run as whole matrices, in a
+    loop: it multiplies many zeros, but its instructions are fetched once.
     """
-    BLOCKS: tl.constexpr = ROWS // 16
-    row = tl.arange(0, 16)[:, None]
-    column = tl.arange(0, 16)[None, :]
-    block = tl.arange(0, BLOCKS)
-    diagonal = (block[:, None] == block[None, :])[:, None, :, None]
-    if BLOCKS == 1:
-        part = a
-    else:
-        part = tl.sum(tl.where(diagonal, tl.reshape(a, [BLOCKS, 16, BLOCKS, 16]), 0.0), 2)
-        row = row[None, :, :]
-        column = column[None, :, :]
+    row = tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, ROWS)[None, :]
     # Between the halves of size 1, M is all that there is.
-    inverse = tl.where(row == column, 1.0, 0.0) - tl.where(row // 2 == column // 2, part, 0.0)
-    for level in tl.static_range(1, 4):
-        inverse = doubled(inverse, part, row, column, level)
-    if BLOCKS > 1:
-        inverse = joined_blocks(inverse, diagonal, BLOCKS)
-        row = tl.arange(0, ROWS)[:, None]
-        column = tl.arange(0, ROWS)[None, :]
-        for level in tl.static_range(4, 6):
-            if (1 << level) < ROWS:
-                inverse = doubled(inverse, a, row, column, level)
+    inverse = tl.where(row == column, 1.0, 0.0) - tl.where(row // 2 == column // 2, a, 0.0)
+    apart = row ^ column
+    right = inverse
+    size = 2
+    while size < rows:
+        # The halves of a block differ in that bit of their indices, and in none above it.
+        between = (apart >= size) & (apart < 2 * size)
+        for second in tl.range(0, tl.minimum(size, 2), num_stages=1):
+            left = tl.where(second == 0, tl.where(between, a, 0.0), inverse)
+            right = wide_product(left, right, tl.minimum(rows, 1))
+        inverse -= right
+        right = inverse
+        size *= 2
     return inverse

@@ -26,7 +26,7 @@ from raincheck_hf.kernels.gdn_parts import (
     channel_weights,
     exact_product,
     gates,
-    inverse_norm,
+    inverse_length,
     prefetch,
     unit_lower_inverse,
     weight_at,
@@ -66,34 +66,27 @@ def _convolved_rows(
     DTYPE: tl.constexpr = mixed.dtype.element_ty
     row = first + tl.arange(0, ROWS)
     used = (row < chunk)[:, None]
+    near = tl.arange(0, ROWS)[:, None] * pitch + channel[None, :]
     start = mixed + first.to(tl.int64) * pitch
     kept = channel_weights(weight, channel, W)
-    # All that is read comes before the first sum, so that nothing waits for memory twice.
-    inputs, past = (), ()
+    total = tl.zeros([ROWS, channel.shape[0]], tl.float32)
     for tap in tl.static_range(W):
         back = W - 1 - tap
-        near = tl.arange(0, ROWS)[:, None] - back
-        x = tl.load(
-            start + near * pitch + channel[None, :], mask=used & (row[:, None] >= back), other=0.0
-        )
-        inputs = inputs + (x,)
+        x = tl.load(start - back * pitch + near, mask=used & (row[:, None] >= back), other=0.0)
+        total += x.to(tl.float32) * weight_at(kept, tap, DTYPE)[None, :]
     # Sums of a small matrix: each thread has a channel or two, instead of all that its part of the
-    # tile would need, which are many loads far apart.
+    # tile would need, which are many loads far apart. All rows after the first find their lines
+    # near, so that a loop costs no more waiting.
     place = tl.arange(0, TAPS)[None, :]
     at = channel[:, None]
     opening = (at >= 0) & (first == 0)
     taps = weight.to(tl.pointer_type(DTYPE)) + at * W + place
-    scale = tl.load(taps, mask=opening & (place < W), other=0.0)
-    for early in tl.static_range(W - 1):
-        old = history + at * (W - 1) + early + place
-        past = past + (tl.load(old, mask=opening & (early + place < W - 1), other=0.0),)
-    total = tl.zeros([ROWS, channel.shape[0]], tl.float32)
-    for tap in tl.static_range(W):
-        total += inputs[tap].to(tl.float32) * weight_at(kept, tap, DTYPE)[None, :]
-    if first == 0:
-        for early in tl.static_range(W - 1):
-            before = tl.sum(past[early].to(tl.float32) * scale.to(tl.float32), 1)
-            total += tl.where(row[:, None] == early, before[None, :], 0.0)
+    scale = tl.load(taps, mask=opening & (place < W), other=0.0).to(tl.float32)
+    old = history + at * (W - 1) + place
+    for early in tl.range(0, tl.where(first == 0, W - 1, 0), num_stages=1):
+        past = tl.load(old + early, mask=opening & (early + place < W - 1), other=0.0)
+        before = tl.sum(past.to(tl.float32) * scale, 1)
+        total += tl.where(row[:, None] == early, before[None, :], 0.0)
     if BIAS:
         total += tl.load(bias + channel).to(tl.float32)[None, :]
     return tl.where(used, activated(total, DTYPE), 0.0)
@@ -109,18 +102,28 @@ def _decayed(sums, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _move_history(mixed, pitch, layer, chunk, channel, W: tl.constexpr):
-    """The last W - 1 inputs at the end of the chunk."""
-    DTYPE: tl.constexpr = mixed.dtype.element_ty
-    past = address(layer, PREFIX_HISTORY_IN, DTYPE) + channel * (W - 1)
-    new = address(layer, PREFIX_HISTORY_OUT, DTYPE) + channel * (W - 1)
-    for tap in tl.static_range(W - 1):
-        row = chunk + tap - (W - 1)
-        if row >= 0:
-            x = tl.load(mixed + row.to(tl.int64) * pitch + channel)
-        else:
-            x = tl.load(past + row + (W - 1))
-        tl.store(new + tap, x)
+def _moved_history(mixed, pitch, history, chunk, channel, W: tl.constexpr, TAPS: tl.constexpr):
+    """The last W - 1 inputs [N, TAPS] of some channels at the end of the chunk."""
+    row = chunk + tl.arange(0, TAPS)[None, :] - (W - 1)
+    at = channel[:, None]
+    kept = (at >= 0) & (row < chunk)
+    new = tl.load(mixed + row.to(tl.int64) * pitch + at, mask=kept & (row >= 0), other=0.0)
+    old = tl.load(history + at * (W - 1) + (row + W - 1), mask=kept & (row < 0), other=0.0)
+    return tl.where(row >= 0, new, old)
+
+
+@triton.jit
+def _keep_history(moved, layer, channel, W: tl.constexpr, TAPS: tl.constexpr):
+    place = tl.arange(0, TAPS)[None, :]
+    new = address(layer, PREFIX_HISTORY_OUT, moved.dtype) + channel[:, None] * (W - 1)
+    tl.store(new + place, moved, mask=(channel >= 0)[:, None] & (place < W - 1))
+
+
+@triton.jit
+def _ask_for_channels(weight, history, channel, W: tl.constexpr):
+    """Have what a loop over some channels reads for the first time in the L2 cache."""
+    prefetch(weight.to(history.dtype) + channel * W)
+    prefetch(history + channel * (W - 1))
 
 
 @triton.jit
@@ -174,6 +177,7 @@ def prepare_kernel(
     TAPS: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
+    SLAB: tl.constexpr,
     BIAS: tl.constexpr,
     AHEAD: tl.constexpr,
     LEADS: tl.constexpr,
@@ -190,6 +194,8 @@ def prepare_kernel(
         tl.extra.cuda.gdc_wait()
     DTYPE: tl.constexpr = mixed.dtype.element_ty
     GROUP: tl.constexpr = HV // HK
+    K_SLAB: tl.constexpr = min(SLAB, K)
+    V_SLAB: tl.constexpr = min(SLAB, V)
     unit = tl.program_id(0)
     if unit >= units:
         unit -= units
@@ -216,93 +222,28 @@ def prepare_kernel(
             BIAS,
         )
     else:
-        chunk = tl.load(header + CHUNK).to(tl.int32)
-        history = address(layer, PREFIX_HISTORY_IN, DTYPE)
         block = unit // (KINDS * HV)
         kind = (unit // HV) % KINDS
         head = unit % HV
         first = block * ROWS
-        dim = tl.arange(0, K)
-        q_at = (head // GROUP) * K + dim
-        k_at = HK * K + q_at
-        v_to = head * V + tl.arange(0, V)
-        v_at = 2 * HK * K + v_to
+        k_from = (head // GROUP) * K
+        k_at = HK * K + k_from + tl.arange(0, K)
+        v_at = 2 * HK * K + head * V + tl.arange(0, V)
         near = tl.arange(0, ROWS)
         row = first + near
         far = row.to(tl.int64)
+        chunk = tl.load(header + CHUNK).to(tl.int32)
+        history = address(layer, PREFIX_HISTORY_IN, DTYPE)
         if first < chunk:
             if kind == VALUES:
+                if V_SLAB < V:
+                    _ask_for_channels(weight, history, v_at, W)
                 if AHEAD & (block == 0):
                     _ask_for_states(header, layer, head, K, V, W)
-                v = _convolved_rows(
-                    mixed,
-                    mixed_pitch,
-                    history,
-                    weight,
-                    bias,
-                    first,
-                    chunk,
-                    v_at,
-                    ROWS,
-                    BIAS,
-                    W,
-                    TAPS,
-                )
-                tl.store(values + far[:, None] * (HV * V) + v_to[None, :], v.to(DTYPE))
-                if block == 0:
-                    _move_history(mixed, mixed_pitch, layer, chunk, v_at, W)
-                    if head % GROUP == 0:
-                        _move_history(mixed, mixed_pitch, layer, chunk, q_at, W)
-                        _move_history(mixed, mixed_pitch, layer, chunk, k_at, W)
-            else:
-                used = row < chunk
-                a_in = tl.load(a + far * a_pitch + head, mask=used, other=0.0)
-                b_in = tl.load(b + far * b_pitch + head, mask=used, other=0.0)
-                k = _convolved_rows(
-                    mixed,
-                    mixed_pitch,
-                    history,
-                    weight,
-                    bias,
-                    first,
-                    chunk,
-                    k_at,
-                    ROWS,
-                    BIAS,
-                    W,
-                    TAPS,
-                )
-                g, beta = gates(
-                    a_in, b_in, tl.load(log_rate + head), tl.load(time_bias + head), DTYPE
-                )
-                # Differences of long sums: fp64, so that a strong decay does not blur later rows.
-                g = tl.where(used, g, 0.0).to(tl.float64)
-                beta = tl.where(used, beta, 0.0)
-                sums = tl.cumsum(g, 0)
-                grown = tl.exp(sums.to(tl.float32))
-                decayed = _decayed(sums, ROWS)
-                k_scale = inverse_norm(k, 1)
-                k = k.to(DTYPE)
-                square = near[:, None] * ROWS + near[None, :]
-                place = block.to(tl.int64) * HV + head
-                factor = factors + place * (FACTORS * ROWS) + near
-                stored = far[:, None] * (HK * K) + q_at[None, :]
-                if kind == SYSTEM:
-                    system = exact_product(k, tl.trans(k)) * decayed
-                    system *= (beta * k_scale)[:, None] * k_scale[None, :]
-                    system = tl.where(near[:, None] > near[None, :], system, 0.0)
-                    inverse = unit_lower_inverse(system, ROWS)
-                    tl.store(inverses + place * ROWS * ROWS + square, inverse)
-                    if head % GROUP == 0:
-                        tl.store(keys + stored, k)
-                    whole = tl.sum(g, 0)
-                    rest = tl.exp((whole - sums).to(tl.float32))
-                    tl.store(factor + READ * ROWS, beta * k_scale * grown)
-                    tl.store(factor + BETA * ROWS, beta)
-                    tl.store(factor + WRITE * ROWS, k_scale * rest)
-                    tl.store(decays + place, tl.exp(whole.to(tl.float32)))
-                else:
-                    q = _convolved_rows(
+                moved = _moved_history(mixed, mixed_pitch, history, chunk, v_at, W, TAPS)
+                for start in tl.range(0, V, V_SLAB, num_stages=1):
+                    v_to = head * V + start + tl.arange(0, V_SLAB)
+                    v = _convolved_rows(
                         mixed,
                         mixed_pitch,
                         history,
@@ -310,17 +251,93 @@ def prepare_kernel(
                         bias,
                         first,
                         chunk,
-                        q_at,
+                        2 * HK * K + v_to,
                         ROWS,
                         BIAS,
                         W,
                         TAPS,
                     )
-                    q_scale = inverse_norm(q, 1) * (K**-0.5)
-                    q = q.to(DTYPE)
-                    score = exact_product(q, tl.trans(k)) * decayed
-                    score *= q_scale[:, None] * k_scale[None, :]
-                    tl.store(scores + place * ROWS * ROWS + square, score)
+                    tl.store(values + far[:, None] * (HV * V) + v_to[None, :], v.to(DTYPE))
+                if block == 0:
+                    _keep_history(moved, layer, v_at, W, TAPS)
+            else:
+                # One path for both, of k with k or of q with k: half the instructions to fetch.
+                solves = kind == SYSTEM
+                moved_at = k_at - tl.where(solves, 0, HK * K)
+                if K_SLAB < K:
+                    _ask_for_channels(weight, history, k_at, W)
+                    _ask_for_channels(weight, history, moved_at, W)
+                moved = _moved_history(mixed, mixed_pitch, history, chunk, moved_at, W, TAPS)
+                used = row < chunk
+                a_in = tl.load(a + far * a_pitch + head, mask=used, other=0.0)
+                b_in = tl.load(b + far * b_pitch + head, mask=used, other=0.0)
+                rate, time = tl.load(log_rate + head), tl.load(time_bias + head)
+                stored = tl.where(solves, keys, queries)
+                matrix = tl.zeros([ROWS, ROWS], tl.float32)
+                k_square = tl.zeros([ROWS], tl.float32)
+                square = tl.zeros([ROWS], tl.float32)
+                for start in tl.range(0, K, K_SLAB, num_stages=1):
+                    slab = k_from + start + tl.arange(0, K_SLAB)
+                    k = _convolved_rows(
+                        mixed,
+                        mixed_pitch,
+                        history,
+                        weight,
+                        bias,
+                        first,
+                        chunk,
+                        HK * K + slab,
+                        ROWS,
+                        BIAS,
+                        W,
+                        TAPS,
+                    )
+                    if solves:
+                        other = k
+                    else:
+                        other = _convolved_rows(
+                            mixed,
+                            mixed_pitch,
+                            history,
+                            weight,
+                            bias,
+                            first,
+                            chunk,
+                            slab,
+                            ROWS,
+                            BIAS,
+                            W,
+                            TAPS,
+                        )
+                    k_square += tl.sum(k * k, 1)
+                    square += tl.sum(other * other, 1)
+                    other = other.to(DTYPE)
+                    matrix += exact_product(other, tl.trans(k.to(DTYPE)))
                     if head % GROUP == 0:
-                        tl.store(queries + stored, q)
-                    tl.store(factor + ASK * ROWS, q_scale * grown)
+                        tl.store(stored + far[:, None] * (HK * K) + slab[None, :], other)
+                g, beta = gates(a_in, b_in, rate, time, DTYPE)
+                # Differences of long sums: fp64, so that a strong decay does not blur later rows.
+                g = tl.where(used, g, 0.0).to(tl.float64)
+                beta = tl.where(used, beta, 0.0)
+                sums = tl.cumsum(g, 0)
+                k_scale = inverse_length(k_square)
+                scale = inverse_length(square) * tl.where(solves, beta, K**-0.5)
+                matrix *= _decayed(sums, ROWS) * scale[:, None] * k_scale[None, :]
+                place = block.to(tl.int64) * HV + head
+                factor = factors + place * (FACTORS * ROWS) + near
+                tl.store(
+                    factor + tl.where(solves, READ, ASK) * ROWS,
+                    scale * tl.exp(sums.to(tl.float32)),
+                )
+                if solves:
+                    whole = tl.sum(g, 0)
+                    rest = tl.exp((whole - sums).to(tl.float32))
+                    tl.store(factor + BETA * ROWS, beta)
+                    tl.store(factor + WRITE * ROWS, k_scale * rest)
+                    tl.store(decays + place, tl.exp(whole.to(tl.float32)))
+                    matrix = tl.where(near[:, None] > near[None, :], matrix, 0.0)
+                    matrix = unit_lower_inverse(matrix, tl.minimum(chunk, ROWS), ROWS)
+                result = tl.where(solves, inverses, scores) + place * (ROWS * ROWS)
+                tl.store(result + near[:, None] * ROWS + near[None, :], matrix)
+                if (block == 0) & (head % GROUP == 0):
+                    _keep_history(moved, layer, moved_at, W, TAPS)

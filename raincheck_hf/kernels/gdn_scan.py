@@ -39,6 +39,7 @@ def scan_kernel(
     K: tl.constexpr,
     V: tl.constexpr,
     W: tl.constexpr,
+    TAPS: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     HEIGHT: tl.constexpr,
@@ -72,7 +73,10 @@ def scan_kernel(
     if chunk > 0:
         if EARLY:
             sources = lead_sources(header, layer, W, DTYPE)
-            tokens = lead_tokens(weight, bias, sources, head, part, HK, HV, K, V, W, WIDTH, BIAS)
+            tokens = lead_tokens(
+                weight, bias, sources, head, part, HK, HV, K, V, W, TAPS, WIDTH, BIAS
+            )
+        once = tl.minimum(chunk, 1)
         for block in tl.range(0, tl.cdiv(chunk, ROWS), num_stages=STAGES):
             first = tl.cast(block, tl.int64) * ROWS
             place = tl.cast(block, tl.int64) * HV + head
@@ -87,10 +91,10 @@ def scan_kernel(
             score = tl.load(scores + place * (ROWS * ROWS) + square)
             write = tl.load(factor + WRITE * ROWS)
             decay = tl.load(decays + place)
-            missing = beta[:, None] * v - read[:, None] * product(k, state)
-            change = wide_product(inverse, missing)
-            answer = ask[:, None] * product(q, state) + wide_product(score, change)
-            state = decay * state + product(tl.trans(k), write[:, None] * change)
+            missing = beta[:, None] * v - read[:, None] * product(k, state, once)
+            change = wide_product(inverse, missing, once)
+            answer = ask[:, None] * product(q, state, once) + wide_product(score, change, once)
+            state = decay * state + product(tl.trans(k), write[:, None] * change, 1)
             row = block * ROWS + near
             answer = tl.where((row < chunk)[:, None], rounded(answer, DTYPE), 0.0)
             tl.store(
@@ -101,10 +105,14 @@ def scan_kernel(
         tl.store(new + tile_at, state)
         # Read again, rather than kept in registers through all blocks.
         sources = lead_sources(header, layer, W, DTYPE)
-        tiles = join_tiles(sources, head, part, HK, HV, K, V, W, WIDTH)
+        tiles = join_tiles(sources, head, part, HK, HV, K, V, W, TAPS, WIDTH)
         if not EARLY:
-            tokens = lead_tokens(weight, bias, sources, head, part, HK, HV, K, V, W, WIDTH, BIAS)
-        repair_and_join(state, tokens, tiles, sources, head, part, HK, HV, K, V, W, WIDTH, HEIGHT)
+            tokens = lead_tokens(
+                weight, bias, sources, head, part, HK, HV, K, V, W, TAPS, WIDTH, BIAS
+            )
+        repair_and_join(
+            state, tokens, tiles, sources, head, part, HK, HV, K, V, W, TAPS, WIDTH, HEIGHT
+        )
     for block in range(tl.cdiv(chunk, ROWS), tl.cdiv(capacity, ROWS)):
         first = tl.cast(block, tl.int64) * ROWS
         tl.store(
