@@ -55,7 +55,7 @@ __all__ = ["Gates", "Tuning", "Workspace", "join", "map_step", "prepare", "scan"
 STEP = MAP_STEP = Tuning(32, 4)
 SCAN = Tuning(16, 4)
 JOIN = Tuning(32, 4)
-PREPARE = Tuning(32, 4, slab=32)
+PREPARE = Tuning(32, 8, slab=128, registers=128)
 
 
 def step(

@@ -240,7 +240,7 @@ def prepare_kernel(
                     _ask_for_channels(weight, history, v_at, W)
                 if AHEAD & (block == 0):
                     _ask_for_states(header, layer, head, K, V, W)
-                moved = _moved_history(mixed, mixed_pitch, history, chunk, v_at, W, TAPS)
+                shifted = _moved_history(mixed, mixed_pitch, history, chunk, v_at, W, TAPS)
                 for start in tl.range(0, V, V_SLAB, num_stages=1):
                     v_to = head * V + start + tl.arange(0, V_SLAB)
                     v = _convolved_rows(
@@ -259,7 +259,7 @@ def prepare_kernel(
                     )
                     tl.store(values + far[:, None] * (HV * V) + v_to[None, :], v.to(DTYPE))
                 if block == 0:
-                    _keep_history(moved, layer, v_at, W, TAPS)
+                    _keep_history(shifted, layer, v_at, W, TAPS)
             else:
                 # One path for both, of k with k or of q with k: half the instructions to fetch.
                 solves = kind == SYSTEM
