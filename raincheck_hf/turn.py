@@ -169,16 +169,17 @@ class Turn:
         history = self._history.without_answer() if self._new.rollback else self._history
         new = self._new
         grids = {kind: grid for kind, (_, grid) in new.pixels.items()}
-        seen = None
-        if new.items:
-            with self._aside.queue(*(pixels for pixels, _ in new.pixels.values())):
-                seen = self._encode(grids)
+        ahead = self._executor.one_device
+        # Aside, the tower starts first; on the caller's stream it would hold up all copies.
+        seen = self._encode(grids) if new.items and ahead else None
         adapter, model = self._cache.adapter, self._cache.model
         positions = adapter.positions(
             model, new.ids, new.types, grids, history.position, new.seconds
         ).cpu()
         text = self._embed(positions)
-        query = self._query(text.embeds) if seen else text.embeds[:0]
+        query = self._query(text.embeds) if new.items else text.embeds[:0]
+        if new.items and not ahead:
+            seen = self._encode(grids)
         with self._aside.queue(text.embeds, text.positions, text.visual, query):
             rows, kept, scores, count = self._choose(text, query, seen)
             # What is kept, then what is not, both in source order.
@@ -252,14 +253,15 @@ class Turn:
 
     def _encode(self, grids: dict[str, Tensor]) -> vision.VisionOutput:
         """The vision tower, once over each new image and video (rule 1)."""
-        self._clock.start("vision_ms")
         model = self._cache.model
-        outputs = [
-            self._executor.encode(model, _to(model.device, pixels), grids[kind], kind)  # type: ignore[arg-type]
-            for kind, (pixels, _) in self._new.pixels.items()
-        ]
-        seen = vision.in_source_order(outputs, [item.kind for item in self._new.items])  # type: ignore[misc]
-        self._clock.stop("vision_ms")
+        with self._aside.queue(*(pixels for pixels, _ in self._new.pixels.values())):
+            self._clock.start("vision_ms")
+            outputs = [
+                self._executor.encode(model, _to(model.device, pixels), grids[kind], kind)  # type: ignore[arg-type]
+                for kind, (pixels, _) in self._new.pixels.items()
+            ]
+            seen = vision.in_source_order(outputs, [item.kind for item in self._new.items])  # type: ignore[misc]
+            self._clock.stop("vision_ms")
         return seen
 
     def _select(self, seen: vision.VisionOutput, query: Tensor) -> Selection:

@@ -49,7 +49,10 @@ def main(architecture: str) -> None:
         selector="random", chunk_size=3, guard_tokens=0, fuse=False, completion="lazy",
         executor="fused",
     )  # fmt: skip
-    with mock.patch.object(captured.CapturedPrefills, "find", find_at_once):
+    with (
+        mock.patch.object(captured.CapturedPrefills, "find", find_at_once),
+        torch.inference_mode(),  # what is made here is written again outside
+    ):
         apart = run_turn(model, inputs, serial, 2)
     assert list(kept(model)) == [64]
     assert apart.raincheck.restored_per_step == [3]

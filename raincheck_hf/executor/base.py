@@ -88,7 +88,7 @@ class Executor(Protocol):
 
     Attributes:
         name: As in the config and the report.
-        one_device: Whether the whole model is on one device and nobody else's code runs in a pass.
+        one_device: Whether the whole model is on one device, so that the tower may run aside.
     """
 
     name: str

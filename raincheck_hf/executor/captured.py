@@ -7,33 +7,29 @@ are seen by nobody.
 
 from __future__ import annotations
 
-import contextlib
-from collections import OrderedDict
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from raincheck_hf.buffers import Rows
-from raincheck_hf.executor.capturing import record
+from raincheck_hf.executor.capturing import Recorder
 from raincheck_hf.executor.described import Descriptor
 from raincheck_hf.executor.plan import Plan
 from raincheck_hf.executor.prefill import Prefill
 
 _ROWS = 64  # sizes are multiples of it: products work in tiles of as many rows anyway
 _MOST_ROWS = 1024  # more keep the GPU busy for longer than their launches take
-_KEPT = 8  # sizes
 
 
 class CapturedPrefills:
-    """The captured sizes of one model, the most recently used ones."""
+    """The captured sizes of one model."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._seen: set[int] = set()
-        self._kept: OrderedDict[int, CapturedPrefill] = OrderedDict()
-        # Graphs share their memory, as one runs after the other.
-        self._pool = torch.cuda.graph_pool_handle() if plan.device.type == "cuda" else None
+        self._kept: dict[int, CapturedPrefill] = {}
+        self._recorder = Recorder(plan.device)
 
     def find(self, rows: int) -> CapturedPrefill | None:
         """What runs a pass of ``rows`` rows; None for too many, and where such come first."""
@@ -44,10 +40,10 @@ class CapturedPrefills:
             self._seen.add(size)
             return None
         if size not in self._kept:
-            self._kept[size] = CapturedPrefill(self._plan, size, self._pool)
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(size)
+            try:
+                self._kept[size] = CapturedPrefill(self._plan, size, self._recorder)
+            except torch.OutOfMemoryError:
+                return None  # a pass that is launched asks for less
         return self._kept[size]
 
 
@@ -58,10 +54,11 @@ class CapturedPrefill:
         descriptor: What the next pass is.
     """
 
-    def __init__(self, plan: Plan, size: int, pool: Any) -> None:
-        self._plan, self._pool = plan, pool
+    def __init__(self, plan: Plan, size: int, recorder: Recorder) -> None:
+        self._plan, self._recorder = plan, recorder
         self.descriptor = Descriptor(plan, 0)
         self._graph: Any = None
+        self._tried = plan.device.type != "cuda"
         self._logits: Tensor | None = None
         device = plan.device
         with torch.inference_mode(False):  # written again in later turns
@@ -81,8 +78,9 @@ class CapturedPrefill:
             assert self._logits is not None
             return self._logits.clone()
         logits = self._launch()
-        if self._plan.device.type == "cuda":
-            self._capture()
+        if not self._tried:  # for the next time; without memory for it, passes go on being launched
+            self._tried = True
+            self._graph, self._logits = self._recorder.record(self._launch) or (None, None)
         return logits
 
     def _fill(self, rows: Rows) -> None:
@@ -98,8 +96,3 @@ class CapturedPrefill:
         logits = Prefill(self._plan, self.descriptor, self._rows, None, token=False).run({}, True)
         assert logits is not None
         return logits
-
-    def _capture(self) -> None:
-        """For the next time. Where memory does not suffice, passes go on being launched."""
-        with contextlib.suppress(torch.OutOfMemoryError):
-            self._graph, self._logits = record(self._launch, self._plan.device, self._pool)

@@ -42,7 +42,8 @@ class Descriptor:
         self._starts = (d.HEADER.value, d.HEADER.value + capacity * self._line)
         layers, size = len(plan.layers), d.RECORD_SIZE.value
         total = self._starts[1] + layers * size
-        self._device = torch.zeros(total, dtype=torch.int64, device=plan.device)
+        with torch.inference_mode(False):  # written again in later turns
+            self._device = torch.zeros(total, dtype=torch.int64, device=plan.device)
         self.header, self.lines, self.records = self._parts(self._device, capacity)
         pinned = plan.device.type == "cuda"
         self._hosts = [

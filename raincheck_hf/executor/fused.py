@@ -15,6 +15,7 @@ from torch import Tensor
 from raincheck_hf.buffers import KeyValueBuffer
 from raincheck_hf.executor.base import Pass, PassResult
 from raincheck_hf.executor.captured import CapturedPrefills
+from raincheck_hf.executor.capturing import Recorder
 from raincheck_hf.executor.described import Descriptor
 from raincheck_hf.executor.plan import Attention, Plan, Recurrent, make_plan
 from raincheck_hf.executor.prefill import Prefill
@@ -46,6 +47,7 @@ class FusedExecutor:
             if isinstance(layer.mixer, Recurrent)
         }
         self._steps: dict[int, Steps] = {}
+        self._recorder = Recorder(plan.device)
         self._prefills = CapturedPrefills(plan)
         # Passes of each of the three share memory among them.
         self._steps_order, self._prefill_order, self._tower_order = (
@@ -85,11 +87,14 @@ class FusedExecutor:
     ) -> vision.VisionOutput:
         """See ``Executor.encode``; the tower's own forward where somebody hooked into it."""
         tower = model.model.visual
-        if self._tower is None:
-            self._tower = LeanTower(tower)
-        run = self._tower.run if self._tower.fits(tower) else None
-        self._tower_order.follow()
-        return vision.encode(model, pixel_values, grid_thw, kind, run)
+        lean = self._tower = self._tower or LeanTower(tower)
+
+        def run(*args: Any) -> vision.TowerPass:
+            self._tower_order.follow()
+            return lean.run(*args)
+
+        fits = lean.fits(tower)
+        return vision.encode(model, pixel_values, grid_thw, kind, run if fits else None)
 
     def _make_room(self, work: Pass, buffers: Mapping[int, KeyValueBuffer]) -> None:
         slots = max(work.reserve, last_slot(work.groups))
@@ -108,7 +113,7 @@ class FusedExecutor:
             _log.info("preparing passes of %d + 1 rows", capacity)
             steps = Steps(self.plan, capacity)
             if self.plan.device.type == "cuda":
-                steps.capture()
+                steps.capture(self._recorder)
             self._steps[capacity] = steps
             _log.info("prepared in %.1f s", time.monotonic() - started)
         return steps

@@ -1,7 +1,8 @@
 """The lean forward for many rows: P, and what is left of D after the answer.
 
 Matrix products and attention are PyTorch's, which are at their best here; what lies between them
-is fused. Buffers last one pass, so that passes on two streams do not meet.
+is fused. Buffers last one pass, so that passes on two streams do not meet. A pass whose places the
+descriptor alone knows attends by kernel, and can be captured (`captured.py`).
 """
 
 from __future__ import annotations

@@ -131,8 +131,10 @@ class RecurrentPass:
         self.records = self._inputs.table(work.recurrent, work.opening).copy()
         self.records[:, self._written] = places
 
-    def outcome(self) -> LayerStates:
+    def outcome(self) -> dict[int, RecurrentState]:
         """State of each layer after the pass."""
+        if self._inputs.kept:  # copies, which go with the pass
+            return self._memory.outcome(self._before)
         after = self.records.copy()
         for entry, left in _LEFT_AT.items():
             if left.value in self._written:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raincheck_hf.executor.capturing import record
+from raincheck_hf.executor.capturing import Recorder
 from raincheck_hf.executor.described import Descriptor
 from raincheck_hf.executor.plan import Attention, Layer, Plan, Recurrent
 from raincheck_hf.kernels import gdn
@@ -64,10 +64,11 @@ class Steps:
         else:
             self._launch()
 
-    def capture(self) -> None:
+    def capture(self, recorder: Recorder) -> None:
         """Build the kernels and capture the launches; the descriptor must say an empty pass."""
         self._launch()
-        self._graph, _ = record(self._launch, self._plan.device)
+        recorded = recorder.record(self._launch)
+        self._graph = recorded and recorded[0]
 
     def _launch(self) -> None:
         plan, about = self._plan, self.descriptor

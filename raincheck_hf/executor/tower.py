@@ -20,7 +20,7 @@ from transformers.vision_utils import (
     get_vision_position_ids,
 )
 
-from raincheck_hf.executor.capturing import record
+from raincheck_hf.executor.capturing import Recorder
 from raincheck_hf.executor.plain import Census, unplain
 from raincheck_hf.executor.vision_blocks import Segments, run_blocks
 from raincheck_hf.models.vision import TowerPass
@@ -81,7 +81,7 @@ class LeanTower:
         self._fits: bool | None = None
         self._seen: set[Any] = set()
         self._graphs: OrderedDict[Any, _Captured] = OrderedDict()
-        self._pool: Any = None
+        self._recorder: Recorder | None = None
         self._tables: OrderedDict[Any, _Tables] = OrderedDict()
 
     def fits(self, tower: Any) -> bool:
@@ -89,6 +89,8 @@ class LeanTower:
         if self._fits is None or not self._census.holds():
             self._census, self._fits = Census(tower), _plain(tower)
             self._graphs.clear()
+            self._tables.clear()  # how segments attend depends on the dtype
+            self._recorder = None
         return self._fits
 
     def run(self, tower: Any, pixel_values: Tensor, grid: list[list[int]]) -> TowerPass:
@@ -109,19 +111,22 @@ class LeanTower:
             self._seen.add(key)
             if not (again and pixel_values.is_cuda and len(pixel_values) <= _MOST_CAPTURED):
                 return self._launch(tower, pixel_values, tables)
-            self._graphs[key] = self._capture(tower, pixel_values, tables)
+            captured = self._capture(tower, pixel_values, tables)
+            if captured is None:
+                return self._launch(tower, pixel_values, tables)
+            self._graphs[key] = captured
             while len(self._graphs) > _GRAPHS:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(key)
         return self._graphs[key].run(pixel_values)
 
-    def _capture(self, tower: Any, pixel_values: Tensor, tables: _Tables) -> _Captured:
-        """Graphs share their memory: what one returns is copied before the next one runs."""
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        given = pixel_values.clone()
-        launch = partial(self._launch, tower, given, tables)
-        graph, made = record(launch, given.device, self._pool)
-        return _Captured(graph, given, tables, made)
+    def _capture(self, tower: Any, pixel_values: Tensor, tables: _Tables) -> _Captured | None:
+        """What graphs return is copied before the next one runs. None without memory for it."""
+        self._recorder = self._recorder or Recorder(pixel_values.device)
+        with torch.inference_mode(False):  # written again for every picture
+            given = torch.empty_like(pixel_values)
+        recorded = self._recorder.record(partial(self._launch, tower, given, tables))
+        return recorded and _Captured(recorded[0], given, tables, recorded[1])
 
     def _launch(self, tower: Any, pixel_values: Tensor, tables: _Tables) -> TowerPass:
         embed = tower.patch_embed.proj
@@ -170,6 +175,7 @@ def _plain(tower: Any) -> bool:
     config = tower.config
     return (
         type(tower).__name__ in _KNOWN
+        and len({parameter.dtype for parameter in tower.parameters()}) == 1
         and config.hidden_act == "gelu_pytorch_tanh"
         and config._attn_implementation in ("sdpa", "eager")
         and next(unplain(tower, "the tower", (nn.Linear, nn.LayerNorm)), None) is None

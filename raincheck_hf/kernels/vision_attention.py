@@ -213,18 +213,31 @@ def compiled_rightly(
     ptxas 12.8 was seen to miscompile another form of it (VISION.md). The same binary runs whatever
     the number of patches, so that a small case tells.
     """
+    try:
+        apart = max(_apart(device, dtype, heads, dim, tiles))
+    except Exception as error:  # whatever a compiler raises
+        _log.warning("the vision kernel is not used: it was not compiled (%s)", error)
+        return False
+    if not apart < 0.02:
+        _log.warning("the vision kernel is not used: it was compiled wrongly (off by %.2g)", apart)
+    return apart < 0.02
+
+
+def _apart(
+    device: torch.device, dtype: torch.dtype, heads: int, dim: int, tiles: Tiles
+) -> list[float]:
+    """Relative distance of both forms of the kernel from the twin, on a small case."""
     lengths = [2 * tiles.keys + 17, 5]
     draw = torch.Generator().manual_seed(0)
     qkv = torch.randn(sum(lengths), 3, heads, dim, generator=draw).to(device, dtype)
     blocks = block_table(lengths, tiles.rows, device)
-    expected, _ = attend_plain(qkv, lengths, dim**-0.5)
-    for noted in (None, qkv.new_empty(heads, len(qkv), dtype=torch.float32)):
-        found = attend(qkv, blocks, dim**-0.5, normaliser=noted, tiles=tiles)
-        apart = (found.float() - expected.float()).norm() / expected.float().norm()
-        if not apart < 0.02:
-            _log.warning("the vision kernel was compiled wrongly here (%.2g); not used", apart)
-            return False
-    return True
+    expected = attend_plain(qkv, lengths, dim**-0.5)[0].float()
+    noted = qkv.new_empty(heads, len(qkv), dtype=torch.float32)
+    found = [
+        attend(qkv, blocks, dim**-0.5, normaliser=normaliser, tiles=tiles).float()
+        for normaliser in (None, noted)
+    ]
+    return [float((each - expected).norm() / expected.norm()) for each in found]
 
 
 def attend(

@@ -57,7 +57,7 @@ class VisionOutput:
     """Encoded images and videos, items one after the other.
 
     `features` and `attention` are computed when first read. Until then the activations that they
-    need are held (two [N, d'] tensors); `release()` or dropping this object frees them.
+    need are held (a few tensors of N rows); `release()` or dropping this object frees them.
 
     Attributes:
         embeds: [n, d], after the merger: rows for the language model.
