@@ -137,6 +137,16 @@ def test_o9_interleaved_conversations_give_what_each_gives_alone(architecture: s
         assert distance(logits_of(got[1]), expected[1]) < 1e-5
 
 
+def test_a_call_gives_the_same_bits_again(architecture: str) -> None:
+    """Launched at first, captured later."""
+    model = on_gpu(architecture)
+    inputs = moved(random_inputs(enabled_model(architecture), 17, MIXED), model)
+    first, *later = (
+        logits_of(run_turn(model, inputs, drawn(chunk_size=3, guard_tokens=1), 7)) for _ in range(4)
+    )
+    assert all(torch.equal(first, again) for again in later)
+
+
 def test_threads_do_not_meet(architecture: str) -> None:
     """They share the captured passes, and the stream that the tower is queued on."""
     model = on_gpu(architecture)

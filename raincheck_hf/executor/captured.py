@@ -1,8 +1,9 @@
-"""Prefills of sizes that come again, captured: one launch instead of hundreds.
+"""Prefills of a few hundred rows, captured: one launch instead of hundreds.
 
-A prefill of a few hundred rows is computed faster than it is launched. Its graph serves every pass
-of up to so many rows: lengths and addresses come from the descriptor, and rows that are not in use
-are seen by nobody.
+Such a prefill is computed faster than it is launched. Its graph serves every pass of up to so many
+rows: lengths and addresses come from the descriptor, and rows that are not in use are seen by
+nobody. A size that comes for the first time is launched, the same kernels on the same padded rows,
+so that a call gives the same bits whether it is the first of its size or not.
 """
 
 from __future__ import annotations
@@ -23,52 +24,65 @@ _MOST_ROWS = 1024  # more keep the GPU busy for longer than their launches take
 
 
 class CapturedPrefills:
-    """The captured sizes of one model."""
+    """The sizes of one model. They run one after the other, and share their input's memory."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._seen: set[int] = set()
-        self._kept: dict[int, CapturedPrefill] = {}
+        self._sizes: dict[int, CapturedPrefill] = {}
         self._recorder = Recorder(plan.device)
+        self._room: Rows | None = None
 
     def find(self, rows: int) -> CapturedPrefill | None:
-        """What runs a pass of ``rows`` rows; None for too many, and where such come first."""
+        """What runs a pass of ``rows`` rows; None for too many."""
         size = -(-rows // _ROWS) * _ROWS
         if size > _MOST_ROWS:
             return None
-        if size not in self._seen:
-            self._seen.add(size)
-            return None
-        if size not in self._kept:
+        if size not in self._sizes:
             try:
-                self._kept[size] = CapturedPrefill(self._plan, size, self._recorder)
+                room = self._room = self._room or self._make_room()
             except torch.OutOfMemoryError:
                 return None  # a pass that is launched asks for less
-        return self._kept[size]
+            own = Rows(
+                embeds=room.embeds[:size],
+                positions=room.positions.flatten()[: 3 * size].view(3, size),
+                visual=room.visual[:size],
+                deepstack=tuple(layer[:size] for layer in room.deepstack),
+            )
+            self._sizes[size] = CapturedPrefill(self._plan, own, self._recorder)
+        return self._sizes[size]
+
+    def _make_room(self) -> Rows:
+        plan, device = self._plan, self._plan.device
+        with torch.inference_mode(False):  # written again in later turns
+            return Rows(
+                embeds=plan.table.new_zeros(_MOST_ROWS, plan.width),
+                positions=torch.zeros(3, _MOST_ROWS, dtype=torch.int64, device=device),
+                # Of rows that have none, zero is added.
+                visual=torch.arange(_MOST_ROWS, device=device),
+                deepstack=plan.table.new_zeros(plan.deepstack, _MOST_ROWS, plan.width).unbind(),
+            )
 
 
 class CapturedPrefill:
-    """Passes of up to ``size`` chunk rows, without a decode row.
+    """Passes of up to so many chunk rows, without a decode row.
 
     Attributes:
         descriptor: What the next pass is.
     """
 
-    def __init__(self, plan: Plan, size: int, recorder: Recorder) -> None:
-        self._plan, self._recorder = plan, recorder
+    def __init__(self, plan: Plan, rows: Rows, recorder: Recorder) -> None:
+        """Prepare a size.
+
+        Args:
+            plan: The model.
+            rows: Where the rows of a pass are put, as many as fit.
+            recorder: Of all sizes.
+        """
+        self._plan, self._rows, self._recorder = plan, rows, recorder
         self.descriptor = Descriptor(plan, 0)
+        self._came = 0
         self._graph: Any = None
-        self._tried = plan.device.type != "cuda"
         self._logits: Tensor | None = None
-        device = plan.device
-        with torch.inference_mode(False):  # written again in later turns
-            self._rows = Rows(
-                embeds=plan.table.new_zeros(size, plan.width),
-                positions=torch.zeros(3, size, dtype=torch.int64, device=device),
-                # Of rows that have none, zero is added.
-                visual=torch.arange(size, device=device),
-                deepstack=plan.table.new_zeros(plan.deepstack, size, plan.width).unbind(),
-            )
 
     def run(self, rows: Rows) -> Tensor:
         """Run the pass that the descriptor says; logits [1, vocabulary] of its last row."""
@@ -78,8 +92,9 @@ class CapturedPrefill:
             assert self._logits is not None
             return self._logits.clone()
         logits = self._launch()
-        if not self._tried:  # for the next time; without memory for it, passes go on being launched
-            self._tried = True
+        self._came += 1
+        if self._came == 2 and self._plan.device.type == "cuda":
+            # For the next time; without memory for it, passes go on being launched.
             self._graph, self._logits = self._recorder.record(self._launch) or (None, None)
         return logits
 

@@ -61,9 +61,9 @@ def check_heads(
     return rows, heads, dim
 
 
-def launch_options(x: Tensor, warps: int, pdl: bool, stages: int | None = None) -> dict[str, Any]:
-    """Keyword arguments of a launch; on a CPU kernels are interpreted and take none but PDL."""
+def launch_options(x: Tensor, warps: int, stages: int | None = None) -> dict[str, Any]:
+    """Keyword arguments of a launch; on a CPU kernels are interpreted and take none."""
     if not x.is_cuda:
-        return {"PDL": False}
-    options: dict[str, Any] = {"PDL": pdl, "num_warps": warps, "launch_pdl": pdl}
+        return {}
+    options = {"num_warps": warps}
     return options if stages is None else options | {"num_stages": stages}

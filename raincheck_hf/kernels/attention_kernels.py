@@ -88,7 +88,7 @@ def _split(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
     ROWS: tl.constexpr, VECTORS: tl.constexpr, BLOCK: tl.constexpr,
     LAST_MERGES: tl.constexpr, WIDE: tl.constexpr, AT_ONCE: tl.constexpr,
-    GATED: tl.constexpr, PDL: tl.constexpr,
+    GATED: tl.constexpr,
 ):  # fmt: skip
     """One split's share of the keys of a key head, for a block of rows.
 
@@ -101,8 +101,6 @@ def _split(
         BLOCK: keys at a time.
         AT_ONCE: vectors that the last split merges at a time.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     TYPE: tl.constexpr = q.dtype.element_ty
     QUERY_HEADS: tl.constexpr = KV_HEADS * GROUP
     split = tl.program_id(0)
@@ -138,8 +136,6 @@ def _split(
     first = split * blocks // SPLITS
     stop = (split + 1) * blocks // SPLITS
 
-    if PDL:
-        tl.extra.cuda.gdc_wait()
     d = tl.arange(0, DIM)
     source = q + row.to(tl.int64) * q_row + head * q_head
     query = tl.load(source[:, None] + d[None, :], mask=used[:, None], other=0.0)
@@ -196,11 +192,9 @@ def _split(
 def _merge_splits(
     header, sums, tops, totals, out, gate, rows, out_row, gate_row, gate_head,
     QUERY_HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr, WIDE: tl.constexpr,
-    VECTORS: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
+    VECTORS: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """Some vectors, in a launch of its own."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     chunk = tl.load(header + CHUNK).to(tl.int32)
     token = tl.load(header + TOKEN).to(tl.int32)
     vector = tl.program_id(0) * VECTORS + tl.arange(0, VECTORS)
@@ -208,8 +202,6 @@ def _merge_splits(
     decodes = (row == rows - 1) & (token > 0)
     present = row < rows
     used = present & (((row < chunk) & (row < rows - 1)) | decodes)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
     _merge(
         sums, tops, totals, out, gate, row, vector % QUERY_HEADS, present, used,
         out_row, gate_row, gate_head, QUERY_HEADS, DIM, SPLITS, WIDE, GATED,
@@ -228,7 +220,6 @@ def region_attention(
     gate: Tensor | None = None,
     arrivals: Tensor | None = None,
     plan: AttentionPlan | None = None,
-    pdl: bool = False,
 ) -> None:
     """As `attention.region_attention`; lengths and addresses come from the device.
 
@@ -248,7 +239,6 @@ def region_attention(
         arrivals: int32, contiguous, H · plan.row_blocks(T, Hq / H) entries or more, zero; they are
             zero again afterwards. Needed where `plan.last_merges`.
         plan: sizes of the launches; None is `plan_attention`'s.
-        pdl: programmatic dependent launch, see ATTENTION.md.
 
     Raises:
         ValueError: a shape, dtype or stride is not as above.
@@ -290,7 +280,7 @@ def region_attention(
             ROWS=plan.rows(group), VECTORS=plan.vectors, BLOCK=plan.keys,
             LAST_MERGES=plan.last_merges, WIDE=wide,
             AT_ONCE=max(1, min(plan.vectors, 2048 * plan.warps // (wide * dim))),
-            GATED=gate is not None, **launch_options(q, plan.warps, pdl, plan.stages),
+            GATED=gate is not None, **launch_options(q, plan.warps, plan.stages),
         )  # fmt: skip
         if plan.splits > 1 and not plan.last_merges:
             _merge_splits[(triton.cdiv(rows * query_heads, plan.merge_vectors),)](
@@ -298,5 +288,5 @@ def region_attention(
                 rows, out.stride(0), gate_row, gate_head,
                 QUERY_HEADS=query_heads, DIM=dim, SPLITS=plan.splits, WIDE=wide,
                 VECTORS=plan.merge_vectors, GATED=gate is not None,
-                **launch_options(q, plan.merge_warps, pdl),
+                **launch_options(q, plan.merge_warps),
             )  # fmt: skip

@@ -34,17 +34,13 @@ from raincheck_hf.kernels.launch import Repeated
 def _rope_table(
     positions, header, inv_freq, axis, cos, sin, rows, capacity, stride, scaling,
     HALF: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
-    TYPE: tl.constexpr, PDL: tl.constexpr,
+    TYPE: tl.constexpr,
 ):  # fmt: skip
     """A block of rows; the decode row's position comes from the header."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     near = tl.arange(0, WIDE)
     of = tl.load(axis + near, mask=near < HALF, other=0)
     frequency = tl.load(inv_freq + near, mask=near < HALF, other=0.0)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
     inside = (row < rows)[:, None] & (near < HALF)[None, :]
     decodes = (row == capacity)[:, None]
     chunk = tl.load(
@@ -124,11 +120,9 @@ def _rotate_and_write(
     rows, capacity, q_row, q_head, k_row, k_head, v_row, v_head, out_row, eps,
     QUERY_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
     OFFSET: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
-    ROWS: tl.constexpr, HEADS: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     """Some rows and heads of q, or of k, or of v: the grid's second axis lists them in turn."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     Q_BLOCKS: tl.constexpr = (QUERY_HEADS + HEADS - 1) // HEADS
     KV_BLOCKS: tl.constexpr = (KV_HEADS + HEADS - 1) // HEADS
     TYPE: tl.constexpr = q.dtype.element_ty
@@ -145,8 +139,6 @@ def _rotate_and_write(
     decodes = (row == capacity) & (token > 0)
     used = (row < rows) & ((row < chunk) | decodes)
     slot = tl.where(decodes, end, prefix + row)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
     if part < Q_BLOCKS:
         head = part * HEADS + lane % HEADS
         inside = head < QUERY_HEADS
@@ -188,7 +180,6 @@ def rope_table(
     capacity: int | None = None,
     block_rows: int = 8,
     warps: int = 4,
-    pdl: bool = False,
 ) -> None:
     """As `rope.rope_table`, once a pass: chunk rows from `positions`, the decode row's from header.
 
@@ -204,7 +195,6 @@ def rope_table(
         capacity: index of the decode row; None is T − 1. T or more: there is none.
         block_rows: rows of a program, a power of two.
         warps: of a program.
-        pdl: programmatic dependent launch, see ATTENTION.md.
 
     Raises:
         ValueError: a shape, dtype or stride is not as above.
@@ -236,7 +226,7 @@ def rope_table(
         _rope_table[(triton.cdiv(rows, block_rows),)](
             positions, header, inv_freq, axis, cos, sin, rows, capacity, stride, scaling,
             HALF=half, WIDE=triton.next_power_of_2(half), ROWS=block_rows,
-            TYPE=TRITON_TYPES[dtype], **launch_options(cos, warps, pdl),
+            TYPE=TRITON_TYPES[dtype], **launch_options(cos, warps),
         )  # fmt: skip
 
 
@@ -258,7 +248,6 @@ def rotate_and_write(
     block_rows: int | None = None,
     block_heads: int | None = None,
     warps: int | None = None,
-    pdl: bool = False,
 ) -> None:
     """As `rope.rotate_and_write`, in one launch; lengths and addresses come from the device.
 
@@ -281,14 +270,13 @@ def rotate_and_write(
         block_rows: rows of a program, a power of two.
         block_heads: heads of a program, a power of two.
         warps: of a program.
-        pdl: programmatic dependent launch, see ATTENTION.md.
 
     Raises:
         ValueError: a shape, dtype or stride is not as above.
     """
     repeated_rotate_and_write(
         q, k, v, cos, sin, header, q_out, offset=offset, eps=eps, capacity=capacity,
-        block_rows=block_rows, block_heads=block_heads, warps=warps, pdl=pdl,
+        block_rows=block_rows, block_heads=block_heads, warps=warps,
     )(q_weight, k_weight, record)  # fmt: skip
 
 
@@ -307,7 +295,6 @@ def repeated_rotate_and_write(
     block_rows: int | None = None,
     block_heads: int | None = None,
     warps: int | None = None,
-    pdl: bool = False,
 ) -> Callable[[Tensor, Tensor, Tensor], None]:
     """`rotate_and_write` for layers that share their buffers: checked and looked up once.
 
@@ -340,7 +327,7 @@ def repeated_rotate_and_write(
             "QUERY_HEADS": query_heads, "KV_HEADS": kv_heads, "DIM": dim, "HALF": half,
             "OFFSET": offset, "WIDE": triton.next_power_of_2(half),
             "REST": triton.next_power_of_2(max(1, dim - 2 * half)),
-            "ROWS": block_rows, "HEADS": block_heads, **launch_options(q, warps, pdl),
+            "ROWS": block_rows, "HEADS": block_heads, **launch_options(q, warps),
         },
     )  # fmt: skip
     sizes = (
