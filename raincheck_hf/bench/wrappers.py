@@ -95,6 +95,21 @@ def run(plan: Plan, out: Path) -> list[dict[str, Any]]:
     return rows
 
 
+@contextmanager
+def _reproducible() -> Iterator[None]:
+    """Without cuDNN's attention: for one row under a mask its sums differ from call to call.
+
+    7 of 400 calls did, on an H200 with torch 2.11.
+    """
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@_reproducible()
 def device_map(plan: Plan) -> dict[str, Any]:
     """The same conversations on one device, and with the layers split over two.
 
@@ -107,8 +122,6 @@ def device_map(plan: Plan) -> dict[str, Any]:
         what other shapes of the same sums change on one device. Times and memory of way ``decode``.
     """
     second = "cuda:1" if plan.device == "cuda" else "cpu"
-    # For one row under a mask, cuDNN's sums differ from call to call (7 of 400, H200, torch 2.11).
-    torch.backends.cuda.enable_cudnn_sdp(False)
     torch.manual_seed(0)
     model = enable_raincheck(build(plan.size, plan.device))
     devices = two_cards.examine(plan.device, second, model.dtype)

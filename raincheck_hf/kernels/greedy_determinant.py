@@ -26,8 +26,7 @@ from raincheck_hf.kernels.greedy_grid import (
 def _determinant(
     matrix, start, smallest, slices, columns, board, picks, residuals,
     n, width, budget, scale,
-    BLOCKS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
-    STEP: tl.constexpr,
+    BLOCKS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Block b owns the residuals and the factor's columns [b·width, (b + 1)·width).
 
@@ -70,7 +69,7 @@ def _determinant(
             row = tl.load(matrix + pick * n + col, mask=live, other=0.0)
             # Summed over rows once, at the end: sums across warps wait for all of them.
             products = tl.zeros([DEPTH, COLS], tl.int64)
-            for first in tl.range(0, turn, DEPTH, num_stages=STAGES):
+            for first in range(0, turn, DEPTH):
                 step = first + tl.arange(0, DEPTH)
                 past = step < turn
                 theirs = tl.load(
@@ -102,7 +101,6 @@ def determinant(
     blocks: int | None = None,
     warps: int = 8,
     depth: int | None = None,
-    stages: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """As `greedy.determinant`, in one launch; given a ceiling, without waiting for it.
 
@@ -116,8 +114,7 @@ def determinant(
         ceiling: no entry of the diagonal is larger; None looks.
         blocks: size of the grid, a power of two, at most the processors of the GPU.
         warps: of a block.
-        depth: rows of the factor that are multiplied at once, a power of two.
-        stages: such parts under way at a time.
+        depth: rows of the factor in flight at once, a power of two.
 
     Raises:
         ValueError: a shape, dtype or stride is not as above, or the budget is out of range.
@@ -150,7 +147,6 @@ def determinant(
             BLOCKS=blocks,
             COLS=cols,
             DEPTH=depth or max(16, min(256, 8192 // cols)),
-            STAGES=stages,
             STEP=KEY_STEP,
             **launch_options(kernel, warps),
         )
