@@ -21,8 +21,10 @@ from accelerate.utils import gather_object
 
 from raincheck_hf import enable_raincheck
 from raincheck_hf.bench.random_weights import build
+from raincheck_hf.bench.reproducible import reproducible
 
 
+@reproducible()
 def answers(
     size: str, device: str, side: int, tokens: int, conversations: Iterable[int]
 ) -> list[list[int]]:

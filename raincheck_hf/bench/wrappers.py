@@ -28,6 +28,7 @@ from raincheck_hf.bench.checkpoints import check_device
 from raincheck_hf.bench.divergence import Say, Spoken, compare
 from raincheck_hf.bench.environment import provenance, version
 from raincheck_hf.bench.random_weights import SIZES, build, prompt, text_turn
+from raincheck_hf.bench.reproducible import reproducible
 
 CONFIG = RaincheckConfig(selector="uniform", guard_tokens=4, executor="modules")
 # All of D is left for after the first answer.
@@ -95,21 +96,7 @@ def run(plan: Plan, out: Path) -> list[dict[str, Any]]:
     return rows
 
 
-@contextmanager
-def _reproducible() -> Iterator[None]:
-    """Without cuDNN's attention: for one row under a mask its sums differ from call to call.
-
-    7 of 400 calls did, on an H200 with torch 2.11.
-    """
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
-
-
-@_reproducible()
+@reproducible()
 def device_map(plan: Plan) -> dict[str, Any]:
     """The same conversations on one device, and with the layers split over two.
 
@@ -192,11 +179,17 @@ def spread(plan: Plan) -> dict[str, Any]:
     gathered = data_parallel.launch(
         plan.size, plan.device, plan.side, plan.tokens, plan.conversations, processes=2
     )
+    differing = [
+        number
+        for number, pair in enumerate(zip(gathered["answers"], alone, strict=True))
+        if pair[0] != pair[1]
+    ]
     return {
         "conversations": plan.conversations,
         "processes": gathered["processes"],
         "of_each_process": gathered["of_each_process"],
-        "same_answers": gathered["answers"] == alone,
+        "same_answers": not differing,
+        "differing": differing,
         "one_process_seconds": alone_seconds,
         "two_processes_seconds": time.perf_counter() - started,
     }

@@ -14,6 +14,7 @@ INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 _ROUND = tl.constexpr(0x7FFF)
 _HIGH_16 = tl.constexpr(-(1 << 16))
 _HIGH_19 = tl.constexpr(-(1 << 13))
+_HALF_13 = tl.constexpr(1 << 12)
 
 
 @triton.jit
@@ -107,8 +108,12 @@ def prefetch(pointers):
 
 @triton.jit
 def split(x):
-    """fp32 values in two parts: what TF32 holds, and the rest."""
-    high = (x.to(tl.int32, bitcast=True) & _HIGH_19).to(tl.float32, bitcast=True)
+    """fp32 values in two parts: the nearest that TF32 holds, and the rest.
+
+    To the nearest, so that the rest has 12 bits and a sign. Of a rest of 13 bits the tensor cores
+    cut off two, always downwards, which adds up over a sum.
+    """
+    high = ((x.to(tl.int32, bitcast=True) + _HALF_13) & _HIGH_19).to(tl.float32, bitcast=True)
     return high, x - high
 
 
