@@ -55,7 +55,7 @@ class Workspace:
     """What ``prepare`` hands to ``scan``. One serves all layers of a graph, one after the other.
 
     Attributes:
-        rows: R of a block: 16, 32 or 64.
+        rows: R of a block: 16 or 32.
         queries: [N R, HK K], the N blocks' queries after the convolution, in the model's dtype.
         keys: [N R, HK K], likewise.
         values: [N R, HV V], likewise.
@@ -81,8 +81,9 @@ class Workspace:
         Args:
             conv: Any layer's convolution: all have the same sizes.
             capacity: 1 or more.
-            rows: R; None takes the smallest that holds the capacity, 32 at most: blocks of 64 read
-                shared memory out of range at K = 128 when Triton 3.6 compiles them.
+            rows: R, 16 or 32; None takes the smaller that holds the capacity, else 32. With blocks
+                of 64, Triton 3.6 reads shared memory out of range (K = 128) and computes the
+                scores' product to TF32 alone (four warps or more).
 
         Raises:
             ValueError: no rows, or blocks that the kernels do not know.
@@ -91,8 +92,8 @@ class Workspace:
             raise ValueError(f"capacity must be 1 or more, got {capacity}")
         if rows is None:
             rows = min(32, max(16, triton.next_power_of_2(capacity)))
-        if rows not in (16, 32, 64):
-            raise ValueError(f"rows of a block must be 16, 32 or 64, got {rows}")
+        if rows not in (16, 32):
+            raise ValueError(f"rows of a block must be 16 or 32, got {rows}")
         weight, heads = conv.weight, conv.value_heads
         blocks = triton.cdiv(capacity, rows)
         key_row, value_row = conv.key_heads * conv.key_dim, heads * conv.value_dim

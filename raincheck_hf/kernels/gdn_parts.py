@@ -191,7 +191,7 @@ def product(a, b, once):
 
 @triton.jit
 def unit_lower_inverse(a, rows, ROWS: tl.constexpr):
-    """(I + a)^-1 for a strictly lower triangular, fp32 [ROWS, ROWS]; ROWS is 16, 32 or 64.
+    """(I + a)^-1 for a strictly lower triangular, fp32 [ROWS, ROWS]; ROWS is 16 or 32.
 
     By halves: where T inverts the diagonal blocks of size s, T - T M T inverts those of size 2s,
     with M the part of a between the two halves of each. Nothing grows on the way, as it would in a

@@ -38,7 +38,7 @@ def check_step(device: str, dtypes: tuple[torch.dtype, ...], sizes: Sizes = SMAL
 def check_rows(device: str, dtypes: tuple[torch.dtype, ...], sizes: Sizes = SMALL) -> None:
     """Chunks of every awkward length, in blocks of every size."""
     for dtype, (chunk, rows) in itertools.product(
-        dtypes, ((1, 16), (3, 16), (7, 16), (31, 32), (33, 32), (63, 64), (75, 64))
+        dtypes, ((1, 16), (3, 16), (7, 16), (31, 32), (33, 32), (63, 32), (75, 16), (75, 32))
     ):
         lengths = Lengths(chunk, True, True, 3, True)
         compare(draw(sizes, max(chunk, 7), lengths, chunk, device), dtype, rows=rows)
@@ -79,7 +79,7 @@ def check_sizes(device: str, dtypes: tuple[torch.dtype, ...]) -> None:
 
 def check_alike(device: str, dtypes: tuple[torch.dtype, ...], sizes: Sizes = SMALL) -> None:
     """Keys that repeat, written with full strength and kept: a power series would overflow here."""
-    for dtype, rows in itertools.product(dtypes, (16, 32, 64)):
+    for dtype, rows in itertools.product(dtypes, (16, 32)):
         case = draw(sizes, 70, Lengths(70, False, False, 0, False), rows, device, alike=True)
         compare(case, dtype, rows=rows)
 
@@ -105,8 +105,13 @@ def check_alone(device: str, dtypes: tuple[torch.dtype, ...], sizes: Sizes = SMA
         gdn.join(
             case.conv, *descriptor_of(case.memory, after, case.lengths), tuning=gdn.Tuning(16, 4)
         )
-        for name in ("live_state", "live_history", "lead_state"):
-            assert torch.equal(getattr(after, name), getattr(fused, name)), name
+        assert torch.equal(after.live_history, fused.live_history)
+        for name in ("live_state", "lead_state"):
+            ours, theirs = getattr(after, name), getattr(fused, name)
+            if device == "cpu":
+                assert torch.equal(ours, theirs), name
+            else:  # two binaries: the compiler contracts products and sums in its own way
+                assert ratio(ours, theirs) < 1e-6, name
 
 
 def check_teeth(device: str, dtypes: tuple[torch.dtype, ...]) -> None:
@@ -151,7 +156,7 @@ def check_bad_input(device: str, dtypes: tuple[torch.dtype, ...]) -> None:
             case.mixed.new_empty(40, 32), case.conv, header, layer, workspace,
             tuning=gdn.Tuning(16, 4),
         )  # fmt: skip
-    with pytest.raises(ValueError, match="16, 32 or 64"):
+    with pytest.raises(ValueError, match="16 or 32"):
         gdn.Workspace.allocate(case.conv, 7, rows=24)
     with pytest.raises(ValueError, match="1 or more"):
         gdn.Workspace.allocate(case.conv, 0)
