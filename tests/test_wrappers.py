@@ -220,7 +220,9 @@ def test_data_parallel_answers_are_those_of_one_process() -> None:
     """`accelerate launch` with two gloo processes; results are gathered in the first."""
     gathered = data_parallel.launch("qwen3_vl_small", "cpu", 6, 6, conversations=3, processes=2)
     assert gathered["processes"] == 2 and sorted(gathered["of_each_process"]) == [1, 2]
-    assert gathered["answers"] == data_parallel.answers("qwen3_vl_small", "cpu", 6, 6, range(3))
+    alone = data_parallel.share("qwen3_vl_small", "cpu", 6, 6, range(3))
+    assert gathered["answers"] == alone["answers"]
+    assert len(gathered["tpot_ms"]) == 2 and all(step > 0 for step in gathered["tpot_ms"])
     assert len({tuple(tokens) for tokens in gathered["answers"]}) == 3
 
 

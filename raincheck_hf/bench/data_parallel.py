@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,10 +27,10 @@ from raincheck_hf.bench.reproducible import reproducible
 
 
 @reproducible()
-def answers(
+def share(
     size: str, device: str, side: int, tokens: int, conversations: Iterable[int]
-) -> list[list[int]]:
-    """Generated ids of each conversation, both turns.
+) -> dict[str, Any]:
+    """Answer some conversations with a model built for them.
 
     Args:
         size: A name of `random_weights.SIZES`.
@@ -36,12 +38,26 @@ def answers(
         side: Height and width of the picture, in tokens.
         tokens: Length of each answer.
         conversations: Their numbers; a number is a conversation's seed.
+
+    Returns:
+        `answers`, the generated ids of each conversation, both turns; `tpot_ms`, the median over
+        all decode steps, NaN without any; `memory_gib`, the most that was allocated on a GPU, 0 on
+        a CPU.
     """
     from raincheck_hf.bench.wrappers import converse
 
     torch.manual_seed(0)  # the same weights in every process
     model = enable_raincheck(build(size, device))
-    return [converse(model, side, tokens, seed).tokens for seed in conversations]
+    on_gpu = torch.device(device).type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    spoken = [converse(model, side, tokens, seed) for seed in conversations]
+    steps = [step for one in spoken for step in one.step_ms]
+    return {
+        "answers": [one.tokens for one in spoken],
+        "tpot_ms": statistics.median(steps) if steps else math.nan,
+        "memory_gib": torch.cuda.max_memory_allocated(device) / 2**30 if on_gpu else 0.0,
+    }
 
 
 def launch(
@@ -50,8 +66,8 @@ def launch(
     """Run `main` in several processes.
 
     Returns:
-        `answers`, as `answers` gives them, in the order of their numbers; `processes`; and
-        `of_each_process`, how many each of them answered.
+        `answers`, as `share` gives them, in the order of their numbers; `processes`; and of each
+        process, in a list: `of_each_process`, how many it answered, `tpot_ms`, `memory_gib`.
 
     Raises:
         RuntimeError: A process failed; ends with what it wrote.
@@ -85,14 +101,14 @@ def main() -> None:
     state = PartialState(cpu=args.device == "cpu")
     device = str(state.device)
     with state.split_between_processes(list(range(args.conversations))) as mine:
-        said = answers(args.size, device, args.side, args.tokens, mine)
-    gathered = gather_object([*zip(mine, said, strict=True)])
-    counts = gather_object([len(mine)])
+        said = share(args.size, device, args.side, args.tokens, mine)
+    gathered = gather_object([*zip(mine, said.pop("answers"), strict=True)])
+    shares = gather_object([{"of_each_process": len(mine), **said}])
     if state.is_main_process:
         found = {
             "answers": [tokens for _, tokens in sorted(gathered)],
             "processes": state.num_processes,
-            "of_each_process": counts,
+            **{name: [one[name] for one in shares] for name in shares[0]},
         }
         args.out.write_text(json.dumps(found), encoding="utf-8")
     state.wait_for_everyone()

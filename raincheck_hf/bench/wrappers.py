@@ -169,8 +169,9 @@ def split(model: Any, device: str) -> dict[str, Any]:
 def spread(plan: Plan) -> dict[str, Any]:
     """Conversations in one process, and over two by `accelerate launch` with results gathered."""
     started = time.perf_counter()
-    alone = data_parallel.answers(plan.size, plan.device, plan.side, plan.tokens,
-                                  range(plan.conversations))  # fmt: skip
+    alone = data_parallel.share(
+        plan.size, plan.device, plan.side, plan.tokens, range(plan.conversations)
+    )
     alone_seconds = time.perf_counter() - started
     gc.collect()  # an enabled model refers to itself
     if plan.device == "cuda":
@@ -181,15 +182,17 @@ def spread(plan: Plan) -> dict[str, Any]:
     )
     differing = [
         number
-        for number, pair in enumerate(zip(gathered["answers"], alone, strict=True))
+        for number, pair in enumerate(
+            zip(gathered.pop("answers"), alone.pop("answers"), strict=True)
+        )
         if pair[0] != pair[1]
     ]
     return {
         "conversations": plan.conversations,
-        "processes": gathered["processes"],
-        "of_each_process": gathered["of_each_process"],
         "same_answers": not differing,
         "differing": differing,
+        "one": alone,
+        "two": gathered,
         "one_process_seconds": alone_seconds,
         "two_processes_seconds": time.perf_counter() - started,
     }
