@@ -46,9 +46,9 @@ def agreement(model: Any) -> Row:
     layers = ours(model, inputs, 24, executor="modules", **fields)
     same = (fused.sequences == layers.sequences)[0].int().cumprod(0).sum()
     same = int(same) - inputs["input_ids"].shape[1]
-    apart = max(
-        _apart(x, y) for x, y in zip(fused.logits[:same], layers.logits[:same], strict=True)
-    )
+    # The logits behind equal tokens, those of the first choice that differs included.
+    pairs = zip(fused.logits[: same + 1], layers.logits[: same + 1], strict=True)
+    apart = max(_apart(x, y) for x, y in pairs)
     row |= {"raincheck_from_modules": apart, "equal_tokens_of_24": same}
     wrong = {name: value for name, value in row.items() if "from" in name and value > _AGREED}
     if wrong:
