@@ -180,13 +180,8 @@ def spread(plan: Plan) -> dict[str, Any]:
     gathered = data_parallel.launch(
         plan.size, plan.device, plan.side, plan.tokens, plan.conversations, processes=2
     )
-    differing = [
-        number
-        for number, pair in enumerate(
-            zip(gathered.pop("answers"), alone.pop("answers"), strict=True)
-        )
-        if pair[0] != pair[1]
-    ]
+    pairs = zip(gathered.pop("answers"), alone.pop("answers"), strict=True)
+    differing = [number for number, (one, other) in enumerate(pairs) if one != other]
     return {
         "conversations": plan.conversations,
         "same_answers": not differing,
