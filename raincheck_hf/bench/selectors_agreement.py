@@ -90,8 +90,10 @@ def check_cores(device: str, largest: int = 4096) -> int:
         _require(torch.equal(found, expected), "max-min picks", n, n, k, tied)
         _require(torch.equal(rest, twin_rest), "max-min distances", n, n, k, tied)
         keep = max(1, n // 4)
-        same = torch.equal(fast.thinned(similar, keep, 32), plain.thinned(similar, keep, 32))
-        _require(same, "tokens left by thinning", n, n, keep, tied)
+        some = torch.arange(n // 3, n, device=device)
+        for tokens in (None, some):
+            left = (cores.thinned(similar, keep, 32, tokens) for cores in (fast, plain))
+            _require(torch.equal(*left), "tokens left by thinning", n, n, keep, tied)
         found, rest = fast.determinant(similar, k)
         expected, twin_rest = plain.determinant(similar, k)
         _require(torch.equal(found, expected), "determinant picks", n, n, k, tied)

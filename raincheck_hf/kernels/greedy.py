@@ -168,7 +168,7 @@ def determinant(
         taken[pick] = True
         above = factor[:row]
         rest = (kernel[pick].double() * scale).trunc() - above[:, pick] @ above
-        factor[row] = (rest / (candidates[pick] * KEY_STEP).sqrt() + 0.5).floor()
+        factor[row] = (rest * (1 / (candidates[pick] * KEY_STEP).sqrt()) + 0.5).floor()
         residual = residual - factor[row].square()
     return torch.tensor(picks, dtype=torch.long, device=kernel.device), (residual / scale).float()
 
@@ -188,13 +188,18 @@ def diagonal_ceiling(kernel: Tensor) -> float:
 
 
 def start_of(kernel: Tensor, scale: float, tolerance: float, floor: float) -> tuple[Tensor, Tensor]:
-    """Residuals before the first pick, and the smallest that count: whole numbers, fp64 [n]."""
-    diagonal = kernel.diagonal().double()
-    smallest = ((diagonal * tolerance).clamp_min(floor) * scale).clamp_max(2**53)
-    return (diagonal * scale).trunc(), smallest.trunc()
+    """Residuals before the first pick, and the smallest that count: whole numbers, fp64 [n].
+
+    What counts is compared by a key of 1 or more. And a token, once picked, never counts again: the
+    root of its residual, rounded to whole quanta, leaves at most that root of it.
+    """
+    residual = (kernel.diagonal().double() * scale).trunc()
+    smallest = (residual * tolerance).clamp_min(floor * scale)
+    rounding = 2 * residual.clamp_min(0).sqrt()
+    return residual, torch.maximum(smallest, rounding).clamp(KEY_STEP, 2**53).floor()
 
 
-def thinned(similar: Tensor, keep: int, rounds: int) -> Tensor:
+def thinned(similar: Tensor, keep: int, rounds: int, tokens: Tensor | None = None) -> Tensor:
     """Thin tokens out until `keep` are left, nearest duplicates first.
 
     Each round deals the remaining tokens alternately into two hands and drops, from the first
@@ -203,14 +208,15 @@ def thinned(similar: Tensor, keep: int, rounds: int) -> Tensor:
 
     Args:
         similar: fp32 [n, n], symmetric.
-        keep: 1 ≤ keep ≤ n.
+        keep: 1 ≤ keep ≤ m.
         rounds: about how many to need.
+        tokens: int64 [m], ascending, those to thin out; None is all.
 
     Returns:
-        int64 [keep], ascending indices of the tokens left.
+        int64 [keep], ascending, the tokens left.
     """
-    left = torch.arange(len(similar), device=similar.device)
-    step = per_round(len(similar), keep, rounds)
+    left = torch.arange(len(similar), device=similar.device) if tokens is None else tokens
+    step = per_round(len(left), keep, rounds)
     while len(left) > keep:
         first, second = left[0::2], left[1::2]
         nearest = similar[first[:, None], second].amax(1)

@@ -23,6 +23,7 @@ LARGEST = 1 << 20
 _LAST = tl.constexpr(LARGEST - 1)
 _WAIT = tl.constexpr(1 << 62)
 _HALF = tl.constexpr((1 << 32) - 1)
+_SIGN = tl.constexpr(-(1 << 31))
 
 
 @triton.jit
@@ -40,13 +41,34 @@ def candidates(key, place, open_):
 @triton.jit
 def place_of(word):
     """The place in a word that is not -1."""
-    return _LAST - (word & _LAST)
+    return (word & _LAST) ^ _LAST
 
 
 @triton.jit
 def key_of(word):
     """The key in a word that is not -1."""
     return word >> 20
+
+
+@triton.jit
+def largest(words):
+    """The largest of int64 words that one warp holds: two reductions of 32 bits, fast ones."""
+    high = (words >> 32).to(tl.int32)
+    top = tl.max(high, 0)
+    low = tl.where(high == top, words.to(tl.int32) ^ _SIGN, _SIGN)
+    return (top.to(tl.int64) << 32) | ((tl.max(low, 0) ^ _SIGN).to(tl.int64) & _HALF)
+
+
+@triton.jit
+def best_words(words, PLACES: tl.constexpr):
+    """The largest words, best first, int64 [PLACES]; -1 where there are no more."""
+    place = tl.arange(0, PLACES)
+    best = tl.full([PLACES], -1, tl.int64)
+    for i in tl.static_range(PLACES):
+        one = largest(words)
+        best = tl.where(place == i, one, best)
+        words = tl.where(words == one, -1, words)
+    return best
 
 
 @triton.jit
@@ -145,6 +167,71 @@ def leaders_of_grid(first, second, board, turn, AHEAD: tl.constexpr, SLOTS: tl.c
 
 
 @triton.jit
+def all_words_of_grid(
+    best, board, turn, BLOCKS: tl.constexpr, AGAIN: tl.constexpr, SEM: tl.constexpr
+):
+    """The words of all blocks, each block's one behind the other; every block gets the same.
+
+    Args:
+        best: int64 [PLACES], this block's, from -1 to 2^61 - 1.
+        board: int64 [2, BLOCKS·PLACES], zero at the start of the kernel.
+        turn, SEM: see `best_of_grid`.
+        AGAIN: see `read_again`.
+    """
+    places: tl.constexpr = best.shape[0]
+    tag = 1 + (turn // 2) % 2
+    page = board + (turn % 2) * (BLOCKS * places)
+    tl.debug_barrier()
+    tl.atomic_xchg(page + tl.program_id(0) * places + tl.arange(0, places), best * 4 + tag, sem=SEM)
+    slot = tl.arange(0, BLOCKS * places)
+    words = tl.zeros([BLOCKS * places], tl.int64)
+    rounds = 1 + AGAIN
+    while rounds > 0:
+        words = tl.load(page + slot, volatile=True)
+        rounds += tl.max(((words & 3) != tag).to(tl.int32), 0) - 1
+    return words >> 2
+
+
+@triton.jit
+def pool_of_grid(best, board, turn, POOL: tl.constexpr, BLOCKS: tl.constexpr, AGAIN: tl.constexpr):
+    """Some of the best tokens of all blocks, the best of all among them; the same everywhere.
+
+    A block publishes its best words. The last of them stands for all that it did not publish: what
+    is above the largest last word is above all that nobody sees. Where that is more than a pool
+    holds, a higher bound is searched for by halves.
+
+    Args:
+        best: int64 [PLACES], best first, see `best_words`.
+        board, turn, BLOCKS, AGAIN: see `all_words_of_grid`, which releases.
+
+    Returns:
+        pool, int32 [POOL]: tokens, in no order; -1 from where there are no more.
+        most, int64: the largest word, -1 where nothing is open.
+        bound, int64: no token outside of the pool has a larger word.
+    """
+    places: tl.constexpr = best.shape[0]
+    slots: tl.constexpr = BLOCKS * places
+    words = all_words_of_grid(best, board, turn, BLOCKS, AGAIN, "release")
+    slot = tl.arange(0, slots)
+    most = tl.max(words, 0)
+    bound = tl.max(tl.where(slot % places == places - 1, words, -1), 0)
+    upto = tl.cumsum((words > bound).to(tl.int32), 0)
+    if tl.max(upto, 0) > POOL:
+        high = most - 1
+        for _ in tl.static_range(4):
+            middle = (bound + high) >> 1
+            fits = tl.sum((words > middle).to(tl.int32), 0) <= POOL
+            high = tl.where(fits, middle, high)
+            bound = tl.where(fits, bound, middle)
+        bound = high
+        upto = tl.cumsum((words > bound).to(tl.int32), 0)
+    at = tl.sum((upto[None, :] <= tl.arange(0, POOL)[:, None]).to(tl.int32), 1)
+    found = at < slots
+    tokens = place_of(words).to(tl.int32)
+    return tl.where(found, tl.gather(tokens, tl.where(found, at, 0), 0), -1), most, bound
+
+
+@triton.jit
 def _least_and_sum(one, other):
     """The smaller of the upper halves, the sum of the lower ones."""
     least = tl.minimum(one >> 32, other >> 32)
@@ -195,6 +282,16 @@ def grid_size(tokens: Tensor, n: int, least: int = 16) -> int:
         return 1
     most = _processors(tokens.get_device())
     return 1 << (max(1, min(most, n // least)).bit_length() - 1)
+
+
+def read_again(words: int, warps: int) -> int:
+    """Whether words must be read once more after all were seen, 0 or 1.
+
+    Where a block has more threads than there are words, several warps load a word, each at its own
+    moment, and one of them answers for it when warps put together what they saw. The others may
+    hold what was there before.
+    """
+    return int(words < 32 * warps)
 
 
 def new_board(words: int, device: torch.device) -> Tensor:

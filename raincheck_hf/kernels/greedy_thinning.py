@@ -21,7 +21,7 @@ from raincheck_hf.kernels.greedy_grid import (
 
 @triton.jit
 def _thinned(
-    similar, left, nearest, kept, board, n, keep, step,
+    similar, left, nearest, kept, board, n, m, keep, step,
     BLOCKS: tl.constexpr, MINE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Rounds of three stages, a grid-wide barrier after each; tokens are dealt over the blocks.
@@ -31,10 +31,10 @@ def _thinned(
 
     Args:
         similar: fp32 [n, n].
-        left: int32 [2, n], two pages, the tokens left: page 0 holds 0 ... n − 1 at the start, and
-            after round i page i modulo 2 holds the result.
-        nearest: fp32 [n], scratch.
-        kept: int32 [n], scratch.
+        left: int32 [2, m], two pages, the tokens left: page 0 holds all at the start, and after
+            round i page i modulo 2 holds the result.
+        nearest: fp32 [m], scratch.
+        kept: int32 [m], scratch.
         board: see `best_of_grid`.
         step: tokens to drop in a round.
     """
@@ -42,13 +42,13 @@ def _thinned(
     mine = block + BLOCKS * tl.arange(0, MINE)
     lane = tl.arange(0, WIDE)
     token = tl.zeros((), tl.int64)
-    count = n + block * 0
+    count = m + block * 0
     turn = 0
     while count > keep:
         firsts = (count + 1) // 2
         seconds = count // 2
-        page = left + turn // 3 % 2 * n
-        following = left + (turn // 3 + 1) % 2 * n
+        page = left + turn // 3 % 2 * m
+        following = left + (turn // 3 + 1) % 2 * m
         drop = tl.minimum(tl.minimum(step, count - keep), firsts)
         for part in range(0, firsts, BLOCKS * MINE):
             i = part + mine
@@ -103,14 +103,22 @@ def _thinned(
 
 
 def thinned(
-    similar: Tensor, keep: int, rounds: int, *, mine: int = 16, wide: int = 512, warps: int = 8
+    similar: Tensor,
+    keep: int,
+    rounds: int,
+    tokens: Tensor | None = None,
+    *,
+    mine: int = 16,
+    wide: int = 512,
+    warps: int = 8,
 ) -> Tensor:
     """As `greedy.thinned`, in one launch and without waiting for it.
 
     Args:
         similar: fp32 [n, n], contiguous, symmetric.
-        keep: 1 ≤ keep ≤ n.
+        keep: 1 ≤ keep ≤ m.
         rounds: about how many to need.
+        tokens: int64 [m], ascending, those to thin out; None is all.
         mine, wide: tokens that a block looks at at once, and others for each; powers of two.
         warps: of a block.
 
@@ -119,22 +127,28 @@ def thinned(
     """
     check_matrix(similar, "similar", square=True)
     n, device = len(similar), similar.device
-    if not 1 <= keep <= n:
-        raise ValueError(f"keep must be 1 to {n}, got {keep}")
-    if keep == n:
-        return torch.arange(n, device=device)
-    step = per_round(n, keep, rounds)
-    blocks = grid_size(similar, n)
-    left = torch.empty(2, n, dtype=torch.int32, device=device)
-    torch.arange(n, out=left[0])
+    if tokens is None:
+        tokens = torch.arange(n, device=device)
+    if tokens.ndim != 1 or tokens.dtype != torch.int64:
+        raise ValueError(f"tokens must be int64 [m], got {tokens.dtype} {list(tokens.shape)}")
+    m = len(tokens)
+    if not 1 <= keep <= m:
+        raise ValueError(f"keep must be 1 to {m}, got {keep}")
+    if keep == m:
+        return tokens
+    step = per_round(m, keep, rounds)
+    blocks = grid_size(similar, m)
+    left = torch.empty(2, m, dtype=torch.int32, device=device)
+    left[0].copy_(tokens)
     with torch.cuda.device_of(similar):
         _thinned[(blocks,)](
             similar,
             left,
-            torch.empty(n, dtype=torch.float32, device=device),
-            torch.empty(n, dtype=torch.int32, device=device),
+            torch.empty(m, dtype=torch.float32, device=device),
+            torch.empty(m, dtype=torch.int32, device=device),
             new_board(blocks, device),
             n,
+            m,
             keep,
             step,
             BLOCKS=blocks,
@@ -142,7 +156,7 @@ def thinned(
             WIDE=wide,
             **launch_options(similar, warps),
         )
-    done, count = 0, n
+    done, count = 0, m
     while count > keep:
         count -= min(step, count - keep, (count + 1) // 2)
         done += 1

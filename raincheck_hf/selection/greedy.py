@@ -84,16 +84,16 @@ def determinant(kernel: Tensor, budget: int, ceiling: float | None = None) -> tu
     return plain.determinant(kernel, budget, ceiling=ceiling)
 
 
-def thinned(similar: Tensor, keep: int, rounds: int) -> Tensor:
-    """Thin tokens out, nearest duplicates first, by similarity fp32 [n, n].
+def thinned(similar: Tensor, keep: int, rounds: int, tokens: Tensor | None = None) -> Tensor:
+    """Thin tokens [m] (None is all) out, nearest duplicates first, by similarity fp32 [n, n].
 
     The result does not depend on the implementation.
 
     Returns:
-        int64 [keep], ascending indices of the tokens left.
+        int64 [keep], ascending, the tokens left.
     """
     if _fast(similar):
         from raincheck_hf.kernels import greedy_thinning
 
-        return greedy_thinning.thinned(similar.contiguous(), keep, rounds)
-    return plain.thinned(similar, keep, rounds)
+        return greedy_thinning.thinned(similar.contiguous(), keep, rounds, tokens)
+    return plain.thinned(similar, keep, rounds, tokens)

@@ -28,6 +28,6 @@ def vispruner(context: SelectionContext) -> Tensor:
     if diverse == 0:
         return salience
     residual = residual.sort().values
-    survivors = residual[thinned(cosines(context.features[residual]), diverse, ROUNDS)]
+    survivors = thinned(cosines(context.features), diverse, ROUNDS, residual)
     survivors = survivors[torch.sort(salience[survivors], descending=True, stable=True).indices]
     return ranked(torch.cat([important, survivors]), salience)

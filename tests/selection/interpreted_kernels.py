@@ -79,6 +79,11 @@ def check_thinning(r: int, n: int, k: int, tied: bool) -> None:
         for mine, wide in ((16, 512), (2, 8)):
             found = greedy_thinning.thinned(rows @ rows.T, k, rounds, mine=mine, wide=wide)
             assert torch.equal(found, expected)
+        some = torch.arange(0, n, 2)  # as if there were no others
+        few = min(k, len(some))
+        expected = some[greedy.thinned(rows[some] @ rows[some].T, few, rounds)]
+        for function in (greedy.thinned, greedy_thinning.thinned):
+            assert torch.equal(function(rows @ rows.T, few, rounds, some), expected)
 
 
 def check_column_sums(r: int, n: int, k: int, tied: bool) -> None:
@@ -124,6 +129,10 @@ def check_bad_input() -> None:
         ]:  # fmt: skip
             with pytest.raises(ValueError):
                 core(matrix, k)
+    with pytest.raises(ValueError, match="keep must be 1 to 2"):
+        greedy_thinning.thinned(square, 3, 4, torch.arange(2))
+    with pytest.raises(ValueError, match="tokens must be int64"):
+        greedy_thinning.thinned(square, 1, 4, torch.ones(4))
     with pytest.raises(ValueError, match="weight must be fp64"):
         greedy_coverage.coverage(square, 1, torch.ones(4))
     heads = torch.rand(6, 2, 16)
