@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from raincheck_hf.kernels import greedy as plain
 from raincheck_hf.selection import SelectionContext
 from raincheck_hf.selection import greedy as fast
-from raincheck_hf.selection.cdpruner import kernel, relevance
+from raincheck_hf.selection.cdpruner import conditioned, relevance
 from raincheck_hf.selection.mmtok import coverage_matrix
 from raincheck_hf.selection.similarity import cosines
 
@@ -46,7 +46,9 @@ OBJECTIVES: Mapping[str, Callable[[SelectionContext, Tensor], float]] = {
     "mmtok": lambda context, picks: covered(coverage_matrix(context), picks),
     "scope": lambda context, picks: covered(cosines(context.embeds), picks),
     "divprune": lambda context, picks: separation(1 - cosines(context.embeds), picks),
-    "cdpruner": lambda context, picks: log_determinant(kernel(context, relevance(context)), picks),
+    "cdpruner": lambda context, picks: log_determinant(
+        conditioned(cosines(context.embeds), relevance(context)), picks
+    ),
 }
 """What a method maximises, of the picks [k] of one input."""
 

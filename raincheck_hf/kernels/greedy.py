@@ -151,26 +151,26 @@ def determinant(
         ceiling: no entry of the diagonal is larger; None looks.
 
     Returns:
-        picks, k of them or as many as the rank of L allows, and the residual fp32 [n].
+        picks [k], −1 from where the rank of L is used up, and the residual fp32 [n].
     """
     scale = square_quanta(diagonal_ceiling(kernel) if ceiling is None else ceiling)
     residual, smallest = start_of(kernel, scale, tolerance, floor)
     factor = torch.zeros(budget, len(kernel), dtype=torch.float64, device=kernel.device)
     taken = torch.zeros_like(residual, dtype=torch.bool)
-    picks: list[int] = []
+    picks = [-1] * budget
     for row in range(budget):
         closed = taken | (residual <= smallest)
         candidates = (residual / KEY_STEP).floor().masked_fill(closed, -1)
         pick = int(candidates.argmax())
         if not candidates[pick] >= 0:
             break
-        picks.append(pick)
+        picks[row] = pick
         taken[pick] = True
         above = factor[:row]
         rest = (kernel[pick].double() * scale).trunc() - above[:, pick] @ above
         factor[row] = (rest * (1 / (candidates[pick] * KEY_STEP).sqrt()) + 0.5).floor()
         residual = residual - factor[row].square()
-    return torch.tensor(picks, dtype=torch.long, device=kernel.device), (residual / scale).float()
+    return torch.tensor(picks, device=kernel.device), (residual / scale).float()
 
 
 def square_quanta(ceiling: float) -> float:

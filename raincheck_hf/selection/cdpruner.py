@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from raincheck_hf.selection.context import SelectionContext
 from raincheck_hf.selection.greedy import determinant, ranked
 from raincheck_hf.selection.registry import register_selector
-from raincheck_hf.selection.similarity import cosines, lengths
+from raincheck_hf.selection.similarity import cosines, lengths, scaled
 
 THETA = 0.5
 """Weight of relevance against diversity, in [0, 1): 0 is a plain DPP."""
@@ -32,13 +32,18 @@ def relevance(context: SelectionContext) -> Tensor:
     return (cosine - low + offset) / (high - low + offset)
 
 
-def kernel(context: SelectionContext, relevant: Tensor) -> Tensor:
-    """L = diag(r) S diag(r), S cosines of X, r = exp(η·relevance), η = θ/(2(1−θ)); fp32 [n, n]."""
+def conditioned(similar: Tensor, relevant: Tensor) -> Tensor:
+    """L = diag(r) S diag(r), r = exp(η·relevance), η = θ/(2(1−θ)).
+
+    Args:
+        similar: S, cosines of X, fp32 [n, n]; overwritten.
+        relevant: fp32 [n].
+    """
     weight = torch.exp(relevant * (THETA / (2 * (1 - THETA))))
-    product = cosines(context.embeds, weight)
+    kernel = scaled(similar, weight)
     # A cosine of 1 up to rounding would let rounding choose among equally relevant tokens.
-    product.diagonal().copy_(weight.square())
-    return product
+    kernel.diagonal().copy_(weight.square())
+    return kernel
 
 
 @register_selector("cdpruner")
@@ -47,8 +52,9 @@ def cdpruner(context: SelectionContext) -> Tensor:
 
     Uses `query`. One fp32 matrix of [n, n] and one of [budget, n].
     """
+    similar = cosines(context.embeds)  # first: a GPU multiplies while the host goes on
     relevant = relevance(context)
     # The diagonal is exp(2η·relevance), and relevance 1 at most, up to rounding.
     ceiling = 1.01 * math.exp(THETA / (1 - THETA))
-    picks, _ = determinant(kernel(context, relevant), context.budget, ceiling)
+    picks, _ = determinant(conditioned(similar, relevant), context.budget, ceiling)
     return ranked(picks, relevant)

@@ -22,15 +22,16 @@ def ranked(picks: Tensor, rest: Tensor) -> Tensor:
     """Scores whose top k are the picks in their order, and whose remainder is ordered by `rest`.
 
     Args:
-        picks: [k] int64, best first.
+        picks: [k] int64, best first; −1 is none.
         rest: [n] finite.
 
     Returns:
         fp32 [n]: k ... 1 for the picks, at most 0 for all others.
     """
     scores = (rest - rest.max()).float()
+    scores = torch.cat([scores, scores.new_zeros(1)])  # a place that −1 points to
     scores[picks] = torch.arange(len(picks), 0, -1, dtype=scores.dtype, device=scores.device)
-    return scores
+    return scores[:-1]
 
 
 def coverage(
@@ -75,7 +76,7 @@ def determinant(kernel: Tensor, budget: int, ceiling: float | None = None) -> tu
     on the implementation.
 
     Returns:
-        picks, at most k, and the residual [n] of every token.
+        picks [k], −1 from where the rank is used up, and the residual [n] of every token.
     """
     if _fast(kernel):
         from raincheck_hf.kernels import greedy_determinant

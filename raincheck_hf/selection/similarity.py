@@ -31,8 +31,12 @@ def cosines(rows: Tensor, weight: Tensor | float = 1.0) -> Tensor:
     if not _half_products(rows):
         unit = rows.float() * factor[:, None]
         return unit @ unit.T
-    product = torch.mm(rows, rows.T, out_dtype=torch.float32)
-    if not fused():
+    return scaled(torch.mm(rows, rows.T, out_dtype=torch.float32), factor)
+
+
+def scaled(product: Tensor, factor: Tensor) -> Tensor:
+    """f_i f_j p_ij, in place, of a product fp32 [n, n] and a factor fp32 [n]."""
+    if not (product.is_cuda and fused()):
         return product.mul_(factor[:, None]).mul_(factor)
     from raincheck_hf.kernels.similarity import scale_products
 

@@ -9,9 +9,10 @@ import torch
 from selection_inputs import make_context
 from torch import Tensor
 
-from raincheck_hf.selection.cdpruner import kernel, relevance
+from raincheck_hf.selection.cdpruner import conditioned, relevance
 from raincheck_hf.selection.greedy import coverage, determinant, max_min, ranked
 from raincheck_hf.selection.mmtok import coverage_matrix
+from raincheck_hf.selection.similarity import cosines
 
 
 def covered(matrix: Tensor, chosen: list[int]) -> float:
@@ -74,7 +75,7 @@ def test_coverage_rounding_does_not_break_ties() -> None:
 
 def test_determinant_picks_match_determinant_ratios() -> None:
     context = make_context("image")
-    matrix = kernel(context, relevance(context))
+    matrix = conditioned(cosines(context.embeds), relevance(context))
     picks, residual = determinant(matrix, 12)
     order, exact = picks.tolist(), matrix.double()
 
@@ -95,9 +96,10 @@ def test_determinant_picks_match_determinant_ratios() -> None:
 def test_determinant_stops_at_the_rank() -> None:
     rows = torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
     picks, _ = determinant(rows @ rows.T, 15)
-    assert len(picks) == 6
-    assert len(set(picks.tolist())) == 6
-    assert len(determinant(torch.zeros(4, 4), 2)[0]) == 0
+    assert len(set(picks[:6].tolist())) == 6
+    assert picks[:6].min() >= 0
+    assert picks[6:].tolist() == 9 * [-1]
+    assert determinant(torch.zeros(4, 4), 2)[0].tolist() == [-1, -1]
 
 
 def test_max_min_radius_shrinks_and_is_what_is_returned() -> None:
@@ -142,3 +144,4 @@ def test_ranked() -> None:
     scores = ranked(torch.tensor([2, 0]), rest)
     assert scores.tolist() == [1.0, 0.0, 2.0, -2.0]
     assert scores.dtype == torch.float32
+    assert ranked(torch.tensor([2, -1, -1]), rest).tolist() == [-4.0, 0.0, 3.0, -2.0]

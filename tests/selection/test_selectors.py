@@ -10,8 +10,9 @@ import torch
 from selection_inputs import LAYOUTS, make_context
 
 from raincheck_hf.selection import SelectionContext, keep_count, list_selectors, select
-from raincheck_hf.selection.cdpruner import kernel, relevance
+from raincheck_hf.selection.cdpruner import conditioned, relevance
 from raincheck_hf.selection.mmtok import coverage_matrix
+from raincheck_hf.selection.similarity import cosines
 from raincheck_hf.selection.video import apportion, spread
 
 RETENTIONS = [0.05, 0.3, 0.62]
@@ -179,7 +180,7 @@ def test_relevance_is_in_range_and_not_negated() -> None:
     assert relevant.argmax() == cosine.argmax()
     assert torch.equal(relevance(make_context("image", query=0)), torch.ones(35))
     torch.testing.assert_close(
-        kernel(context, relevant).double(),
+        conditioned(cosines(context.embeds), relevant).double(),
         brute.dpp_kernel(context.embeds, context.query),
         rtol=1e-4,
         atol=1e-5,
