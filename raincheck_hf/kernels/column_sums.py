@@ -7,9 +7,12 @@ sum needs more of the map than a tile: one pass over the tiles finds m, another 
 has m from the attention itself spares the first. Heads are written apart and added up afterwards,
 so that the order of all sums is fixed.
 
-A tile is added up as far as a thread holds neighbours of a row (`_folded`), and the threads' shares
-at the end: no more than a tile of products is in registers, and two programs share a processor, one
-multiplying while the other takes exponentials.
+A program keeps rows of its own and meets all others of their segment tile by tile, which from
+Hopper on are copied by descriptor where they lie as it asks. Either pass has queries down and keys
+across in its tiles and adds a tile up as far as a thread holds neighbours (`_folded_keys`,
+`_folded_queries`), the threads' shares at the end: no more than a tile of products is in registers,
+and four programs share a processor, some multiplying while others take exponentials. A thread
+holds few queries and many keys of a tile, so that it needs few normalisers.
 """
 
 from __future__ import annotations
@@ -20,153 +23,186 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from raincheck_hf.kernels.powers import shared_exp2
 from raincheck_hf.kernels.segments import block_table, split_width
 
 _LOG2_E = 1.4426950408889634
+_COPIED = 16  # bytes that a descriptor's address and strides are multiples of
 
 
 @triton.jit
-def _across(
-    rows, part, place, fits, pitch, WIDTH: tl.constexpr, END: tl.constexpr, LAST: tl.constexpr
-):
-    """Columns `part`, all below END, of rows at `place`, as [parts, places]; zero from WIDTH on.
-
-    Only a segment's last tile, where LAST, asks which rows fit.
-    """
-    at = rows + place[None, :] * pitch + part[:, None]
-    if LAST:
-        return tl.load(at, mask=fits[None, :] & (part < WIDTH)[:, None], other=0.0)
-    if END > WIDTH:
-        return tl.load(at, mask=(part < WIDTH)[:, None], other=0.0)
-    return tl.load(at)
-
-
-@triton.jit
-def _scores(
-    rows, head, tail, place, fits, pitch,
-    WIDTH: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr, LAST: tl.constexpr,
-    PRECISION: tl.constexpr,
+def _part(
+    source, line, at, patches, pitch, COLUMN: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """q kᵀ fp32 [own, others] of own rows at hand with others in memory."""
-    part = tl.arange(0, HEAD)
-    others = _across(rows, part, place, fits, pitch, WIDTH, HEAD, LAST)
-    scores = tl.dot(head, others, input_precision=PRECISION)
-    if TAIL > 0:
-        rest = HEAD + tl.arange(0, TAIL)
-        others = _across(rows, rest, place, fits, pitch, WIDTH, HEAD + TAIL, LAST)
-        scores = tl.dot(tail, others, scores, input_precision=PRECISION)
-    return scores
+    """[ROWS, PART] of one head, from COLUMN on; zero behind its last column and the last patch.
+
+    Where a segment ends shows nowhere.
+    """
+    if WIDTH == 0:
+        tile = tl.reshape(source.load([line, at, COLUMN]), (ROWS, PART))
+    else:
+        place = at + tl.arange(0, ROWS)
+        part = COLUMN + tl.arange(0, PART)
+        fits = (place < patches)[:, None] & (part < WIDTH)[None, :]
+        row = source + place[:, None].to(tl.int64) * pitch + line * WIDTH
+        tile = tl.load(row + part[None, :], mask=fits, other=0.0)
+    return tile
 
 
 @triton.jit
-def _own(rows, place, fits, pitch, WIDTH: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr):
-    """A block's own rows: the first HEAD columns, and the TAIL ones behind them."""
-    part = tl.arange(0, HEAD)
-    own = rows + place[:, None] * pitch
-    head = tl.load(own + part[None, :], mask=fits[:, None] & (part < WIDTH)[None, :], other=0.0)
+def _rows(
+    heads, tails, line, at, patches, pitch, ROWS: tl.constexpr, HEAD: tl.constexpr,
+    TAIL: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows of one head: the first HEAD columns, and the TAIL ones behind them."""
+    head = _part(heads, line, at, patches, pitch, 0, ROWS, HEAD, WIDTH)
     tail = head
     if TAIL > 0:
-        rest = HEAD + tl.arange(0, TAIL)
-        tail = tl.load(own + rest[None, :], mask=fits[:, None] & (rest < WIDTH)[None, :], other=0.0)
+        tail = _part(tails, line, at, patches, pitch, HEAD, ROWS, TAIL, WIDTH)
     return head, tail
 
 
 @triton.jit
-def _folded(tile):
-    """[ROWS, OTHERS] as [ROWS, 8]: sums of every eighth column, which one thread holds."""
-    rows: tl.constexpr = tile.shape[0]
-    others: tl.constexpr = tile.shape[1]
-    return tl.sum(tl.reshape(tile, (rows, others // 8, 8)), 1)
+def _scores(q_head, q_tail, k_head, k_tail, TAIL: tl.constexpr, PRECISION: tl.constexpr):
+    """q kᵀ fp32 [queries, keys]."""
+    scores = tl.dot(q_head, tl.trans(k_head), input_precision=PRECISION)
+    if TAIL > 0:
+        scores = tl.dot(q_tail, tl.trans(k_tail), scores, input_precision=PRECISION)
+    return scores
+
+
+@triton.jit
+def _folded_keys(tile):
+    """[queries, keys] as [queries, 8]: sums of every eighth key, which one thread holds."""
+    queries: tl.constexpr = tile.shape[0]
+    keys: tl.constexpr = tile.shape[1]
+    return tl.sum(tl.reshape(tile, (queries, keys // 8, 8)), 1)
+
+
+@triton.jit
+def _folded_queries(tile, BANDS: tl.constexpr):
+    """[queries, keys] as [BANDS, 8, keys]: sums of the queries that one thread holds.
+
+    Warps take bands of 16 queries in turn, and a thread has every eighth one of a band.
+    """
+    queries: tl.constexpr = tile.shape[0]
+    keys: tl.constexpr = tile.shape[1]
+    tile = tl.reshape(tile, (queries // (16 * BANDS), BANDS, 2, 8, keys))
+    return tl.sum(tl.sum(tile, 2), 0)
 
 
 @triton.jit
 def _more_total(most, total, scores, scale):
     """The running maximum [ROWS] and sum of powers [ROWS, 8], with a tile more; scale above 0."""
     high = tl.maximum(most, tl.max(scores, 1) * scale)
-    total = total * tl.exp2(most - high)[:, None] + _folded(tl.exp2(scores * scale - high[:, None]))
-    return high, total
+    more = _folded_keys(tl.exp2(scores * scale - high[:, None]))
+    return high, total * tl.exp2(most - high)[:, None] + more
 
 
 @triton.jit
 def _normalisers(
-    query, key, blocks, normaliser, patches, pitch, scale,
-    WIDTH: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr, ROWS: tl.constexpr,
-    OTHERS: tl.constexpr, PRECISION: tl.constexpr,
+    own_heads, own_tails, heads, tails, blocks, normaliser, patches, pitch, scale,
+    HEAD: tl.constexpr, TAIL: tl.constexpr, ROWS: tl.constexpr, OTHERS: tl.constexpr,
+    WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """m_i in powers of 2 for ROWS queries of one head.
 
     Args:
-        query, key: [N, H, WIDTH], rows ``pitch`` apart, heads one behind the other.
+        own_heads, own_tails: queries [N, H, e], rows ``pitch`` apart and heads one behind the
+            other; where WIDTH is 0, descriptors of them as [H, N, e], ROWS at a time.
+        heads, tails: keys likewise, OTHERS at a time.
         blocks: int32 [blocks, 3], where a block and its segment start, and where the segment ends.
         normaliser: fp32 [H, N], written.
         scale: fp32, above 0, of scores in powers of 2.
+        WIDTH: e, or 0.
     """
     blocks += tl.program_id(0) * 3
+    line = tl.program_id(1)
     first, start, stop = tl.load(blocks), tl.load(blocks + 1), tl.load(blocks + 2)
-    page = tl.program_id(1).to(tl.int64) * patches + start
-    skipped = start.to(tl.int64) * pitch + tl.program_id(1) * WIDTH
-    query += skipped
-    key += skipped
-    length = stop - start
-    place = first - start + tl.arange(0, ROWS)
-    head, tail = _own(query, place, place < length, pitch, WIDTH, HEAD, TAIL)
+    q_head, q_tail = _rows(
+        own_heads, own_tails, line, first, patches, pitch, ROWS, HEAD, TAIL, WIDTH
+    )
     most = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS, 8], tl.float32)
-    whole = length // OTHERS * OTHERS
-    for at in range(0, whole, OTHERS):
-        other = at + tl.arange(0, OTHERS)
-        scores = _scores(
-            key, head, tail, other, other < length, pitch, WIDTH, HEAD, TAIL, False, PRECISION
-        )
+    whole = stop - (stop - start) % OTHERS
+    for at in range(start, whole, OTHERS):
+        k_head, k_tail = _rows(heads, tails, line, at, patches, pitch, OTHERS, HEAD, TAIL, WIDTH)
+        scores = _scores(q_head, q_tail, k_head, k_tail, TAIL, PRECISION)
         most, total = _more_total(most, total, scores, scale)
-    if whole < length:
-        other = whole + tl.arange(0, OTHERS)
-        fits = other < length
-        scores = _scores(key, head, tail, other, fits, pitch, WIDTH, HEAD, TAIL, True, PRECISION)
+    # One turn at most; behind an `if`, ptxas 12.8 may get it wrong (VISION.md).
+    for at in tl.range(whole, stop, OTHERS, num_stages=1):
+        k_head, k_tail = _rows(heads, tails, line, at, patches, pitch, OTHERS, HEAD, TAIL, WIDTH)
+        scores = _scores(q_head, q_tail, k_head, k_tail, TAIL, PRECISION)
+        fits = at + tl.arange(0, OTHERS) < stop
         scores = tl.where(fits[None, :], scores, -float("inf"))
         most, total = _more_total(most, total, scores, scale)
-    tl.store(normaliser + page + place, most + tl.log2(tl.sum(total, 1)), mask=place < length)
+    place = first + tl.arange(0, ROWS)
+    normaliser += line.to(tl.int64) * patches
+    tl.store(normaliser + place, most + tl.log2(tl.sum(total, 1)), mask=place < stop)
 
 
 @triton.jit
 def _columns(
-    query, key, blocks, normaliser, received, patches, pitch, scale,
-    WIDTH: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr, ROWS: tl.constexpr,
-    OTHERS: tl.constexpr, PRECISION: tl.constexpr,
+    own_heads, own_tails, heads, tails, blocks, normaliser, received, patches, pitch, scale,
+    HEAD: tl.constexpr, TAIL: tl.constexpr, ROWS: tl.constexpr, OTHERS: tl.constexpr,
+    WIDTH: tl.constexpr, PRECISION: tl.constexpr, BANDS: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """What ROWS keys of one head receive, a mean over queries; see `_normalisers`.
 
     Args:
+        own_heads, own_tails: keys.
+        heads, tails: queries.
         received: fp32 [H, N], written.
+        BANDS: of 16 queries, that a tile's warps take at a time.
     """
     blocks += tl.program_id(0) * 3
+    line = tl.program_id(1)
     first, start, stop = tl.load(blocks), tl.load(blocks + 1), tl.load(blocks + 2)
-    page = tl.program_id(1).to(tl.int64) * patches + start
-    skipped = start.to(tl.int64) * pitch + tl.program_id(1) * WIDTH
-    query += skipped
-    key += skipped
-    normaliser += page
-    length = stop - start
-    place = first - start + tl.arange(0, ROWS)
-    head, tail = _own(key, place, place < length, pitch, WIDTH, HEAD, TAIL)
-    shares = tl.zeros([ROWS, 8], tl.float32)
-    whole = length // OTHERS * OTHERS
-    for at in range(0, whole, OTHERS):
+    normaliser += line.to(tl.int64) * patches
+    received += line.to(tl.int64) * patches
+    k_head, k_tail = _rows(
+        own_heads, own_tails, line, first, patches, pitch, ROWS, HEAD, TAIL, WIDTH
+    )
+    shares = tl.zeros([BANDS, 8, ROWS], tl.float32)
+    whole = stop - (stop - start) % OTHERS
+    for at in range(start, whole, OTHERS):
+        past = tl.load(normaliser + at + tl.arange(0, OTHERS))
+        q_head, q_tail = _rows(heads, tails, line, at, patches, pitch, OTHERS, HEAD, TAIL, WIDTH)
+        scores = _scores(q_head, q_tail, k_head, k_tail, TAIL, PRECISION)
+        scores = scores * scale - past[:, None]
+        powers = shared_exp2(scores) if SHARED else tl.exp2(scores)
+        shares += _folded_queries(powers, BANDS)
+    for at in tl.range(whole, stop, OTHERS, num_stages=1):  # as in `_normalisers`
         other = at + tl.arange(0, OTHERS)
-        past = tl.load(normaliser + other)
-        scores = _scores(
-            query, head, tail, other, other < length, pitch, WIDTH, HEAD, TAIL, False, PRECISION
-        )
-        shares += _folded(tl.exp2(scores * scale - past[None, :]))
-    if whole < length:
-        other = whole + tl.arange(0, OTHERS)
-        fits = other < length
-        # An infinite normaliser leaves nothing of a query that is not there.
-        past = tl.load(normaliser + other, mask=fits, other=float("inf"))
-        scores = _scores(query, head, tail, other, fits, pitch, WIDTH, HEAD, TAIL, True, PRECISION)
-        shares += _folded(tl.exp2(scores * scale - past[None, :]))
-    tl.store(received + page + place, tl.sum(shares, 1) / length, mask=place < length)
+        fits = other < stop
+        past = tl.load(normaliser + other, mask=fits, other=0.0)
+        q_head, q_tail = _rows(heads, tails, line, at, patches, pitch, OTHERS, HEAD, TAIL, WIDTH)
+        scores = _scores(q_head, q_tail, k_head, k_tail, TAIL, PRECISION)
+        scores = tl.where(fits[:, None], scores * scale - past[:, None], -float("inf"))
+        shares += _folded_queries(tl.exp2(scores), BANDS)
+    place = first + tl.arange(0, ROWS)
+    total = tl.sum(tl.sum(shares, 0), 0)
+    tl.store(received + place, total / (stop - start), mask=place < stop)
+
+
+def _described(heads: Tensor) -> bool:
+    """Whether [N, H, e] is to be copied by descriptor; fp32 is multiplied from registers."""
+    if heads.is_cuda and torch.cuda.get_device_capability(heads.device) < (9, 0):
+        return False
+    steps = (heads.data_ptr(), *(n * heads.element_size() for n in heads.stride()[:2]))
+    return heads.element_size() == 2 and all(step % _COPIED == 0 for step in steps)
+
+
+def _tiles(heads: Tensor, rows: int, parts: tuple[int, int], described: bool) -> list[object]:
+    """[N, H, e] as a kernel takes it, in tiles of ``rows`` and either part of a head."""
+    if not described:
+        return [heads, heads]
+    patches, count, width = heads.shape
+    layout = ([count, patches, width], [heads.stride(1), heads.stride(0), 1])
+    return [TensorDescriptor(heads, *layout, [1, rows, part or parts[0]]) for part in parts]
 
 
 def column_means(
@@ -234,19 +270,23 @@ def column_means(
         )
     if patches == 0:
         return query.new_zeros(0, dtype=torch.float32)
-    first, rest = split_width(width)
+    parts = split_width(width)
     rows = rows or (128 if half else 64)
     others = others or (64 if half else 32)
     if query.stride()[1:] != (width, 1) or key.stride() != query.stride():
         query, key = query.contiguous(), key.contiguous()
+    described = _described(query) and _described(key)
+    queries, keys = (
+        {size: _tiles(x, size, parts, described) for size in (rows, others)} for x in (query, key)
+    )
     blocks = block_table(lengths, rows, query.device)
     received = torch.empty(heads, patches, dtype=torch.float32, device=query.device)
     shapes = {
-        "WIDTH": width,
-        "HEAD": first,
-        "TAIL": rest,
+        "HEAD": parts[0],
+        "TAIL": parts[1],
         "ROWS": rows,
         "OTHERS": others,
+        "WIDTH": 0 if described else width,
         "PRECISION": "ieee",
     }
     options = {"num_warps": warps, "num_stages": stages, "maxnreg": registers}
@@ -255,6 +295,9 @@ def column_means(
     with torch.cuda.device_of(query):
         if normaliser is None:
             normaliser = torch.empty_like(received)
-            _normalisers[grid](query, key, blocks, normaliser, *common, **shapes, **options)
-        _columns[grid](query, key, blocks, normaliser, received, *common, **shapes, **options)
+            tiles = (*queries[rows], *keys[others])
+            _normalisers[grid](*tiles, blocks, normaliser, *common, **shapes, **options)
+        tiles = (*keys[rows], *queries[others])
+        shapes |= {"BANDS": min(warps, others // 16), "SHARED": half}
+        _columns[grid](*tiles, blocks, normaliser, received, *common, **shapes, **options)
     return received.mean(0)

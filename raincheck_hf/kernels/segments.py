@@ -23,7 +23,11 @@ def block_table(lengths: Sequence[int], rows: int, device: torch.device) -> Tens
         stop = start + length
         table += [(first, start, stop) for first in range(start, stop, rows)]
         start = stop
-    return torch.tensor(table, dtype=torch.int32).reshape(-1, 3).to(device)
+    made = torch.tensor(table, dtype=torch.int32).reshape(-1, 3)
+    if device.type != "cuda":
+        return made.to(device)
+    # From pinned memory, so that the host does not wait for what the device is at.
+    return made.pin_memory().to(device, non_blocking=True)
 
 
 def split_width(width: int) -> tuple[int, int]:
