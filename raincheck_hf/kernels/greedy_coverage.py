@@ -18,6 +18,7 @@ from raincheck_hf.kernels.greedy_grid import (
     leaders_of_grid,
     new_board,
     place_of,
+    read_again,
     total_of_grid,
 )
 
@@ -81,6 +82,7 @@ def _coverage(
     matrix, weight, covered, ring, board, picks, gains,
     r, n, width, height, budget, scale,
     WEIGHTED: tl.constexpr, BLOCKS: tl.constexpr, GROUPS: tl.constexpr, AHEAD: tl.constexpr,
+    AGAIN: tl.constexpr,
     HIGH: tl.constexpr, COLS: tl.constexpr, CHUNK: tl.constexpr, TALL: tl.constexpr,
     RING: tl.constexpr,
 ):  # fmt: skip
@@ -96,7 +98,7 @@ def _coverage(
         gains: int64 [n], written: what each column would still bring, in quanta; -1 for a column
             with NaN.
         scale: fp32, quanta in 1.
-        BLOCKS, GROUPS, AHEAD: see `leaders_of_grid`.
+        BLOCKS, GROUPS, AHEAD, AGAIN: see `leaders_of_grid`.
         HIGH: own rows in flight at once.
         CHUNK, TALL: rows of the own columns in flight at once, after picks and at the start.
         RING: a power of two, at least 2·r: what a turn lists is read before the next one ends.
@@ -138,7 +140,7 @@ def _coverage(
         words = tl.reshape(candidates(key, col, open_), (GROUPS, COLS // GROUPS))
         best = tl.max(words, 1)
         second = tl.max(tl.where(words == best[:, None], -1, words), 1)
-        word = leaders_of_grid(best, second, board, turn, AHEAD, slots)
+        word = leaders_of_grid(best, second, board, turn, AHEAD, BLOCKS, AGAIN)
         active = word >= 0
         leader = tl.where(active, place_of(word), 0)
         # What leaders that share no row would gain, the picks before them do not change.
@@ -243,6 +245,7 @@ def coverage(
             BLOCKS=blocks,
             GROUPS=groups,
             AHEAD=min(ahead, groups * blocks),
+            AGAIN=read_again(2 * groups * blocks, warps),
             HIGH=min(128, triton.next_power_of_2(height)),
             COLS=cols,
             CHUNK=chunk,

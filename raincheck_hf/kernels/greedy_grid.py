@@ -101,75 +101,7 @@ def best_of_grid(word, board, turn, BLOCKS: tl.constexpr, SEM: tl.constexpr):
 
 
 @triton.jit
-def words_of_grid(first, second, board, turn, SLOTS: tl.constexpr, SEM: tl.constexpr):
-    """Two words of every group of tokens; every block gets the same answer.
-
-    As `best_of_grid`, but a block has GROUPS groups of tokens, and writes two words for each.
-
-    The words are read once more after all were seen. Where a block has more threads than there are
-    words, several warps load a word, each at its own moment, and one of them answers for it when
-    warps put together what they saw. The others may hold what was there before; words of that
-    round are not fit for use.
-
-    Args:
-        first, second: int64 [GROUPS], from -1 to 2^61 - 1.
-        board: int64 [2, 2, SLOTS], zero at the start of the kernel.
-        turn: int, counted from 0.
-        SLOTS: GROUPS times the size of the grid.
-        SEM: see `best_of_grid`.
-
-    Returns:
-        firsts, seconds: int64 [SLOTS].
-    """
-    tag = 1 + (turn // 2) % 2
-    page = board + (turn % 2) * (2 * SLOTS)
-    groups: tl.constexpr = first.shape[0]
-    own = page + tl.program_id(0) * groups + tl.arange(0, groups)
-    tl.debug_barrier()
-    tl.atomic_xchg(own + SLOTS, second * 4 + tag, sem="relaxed")
-    tl.atomic_xchg(own, first * 4 + tag, sem=SEM)
-    slot = tl.arange(0, SLOTS)
-    firsts = tl.zeros([SLOTS], tl.int64)
-    seconds = tl.zeros([SLOTS], tl.int64)
-    rounds = 2
-    while rounds > 0:
-        firsts = tl.load(page + slot, volatile=True)
-        seconds = tl.load(page + SLOTS + slot, volatile=True)
-        late = ((firsts & 3) != tag) | ((seconds & 3) != tag)
-        rounds += tl.max(late.to(tl.int32), 0) - 1
-    return firsts >> 2, seconds >> 2
-
-
-@triton.jit
-def leaders_of_grid(first, second, board, turn, AHEAD: tl.constexpr, SLOTS: tl.constexpr):
-    """The best words of all groups that nothing unseen can beat; every block gets the same answer.
-
-    A group's best that is above every group's second is above all that was not written, too.
-    Nothing but the board is read that another block wrote, so that no order is asked for.
-
-    Args:
-        first: int64 [GROUPS], the best word of each group; -1 where nothing is open.
-        second: int64 [GROUPS], the next best.
-        board, turn, SLOTS: see `words_of_grid`.
-        AHEAD: how many at most, a power of two, at most SLOTS.
-
-    Returns:
-        int64 [AHEAD], best first, -1 from where there are no more; at least one unless all are -1.
-    """
-    firsts, seconds = words_of_grid(first, second, board, turn, SLOTS, "relaxed")
-    firsts = tl.where(firsts > tl.max(seconds, 0), firsts, -1)
-    # Words differ, so that ranks do; those that are out share one that is never asked for. Both
-    # tables have the slots along a warp, so that ranks stay where they were counted.
-    rank = tl.sum((firsts[:, None] > firsts[None, :]).to(tl.int32), 0)
-    rank = tl.where(firsts >= 0, rank, AHEAD)
-    asked = rank[None, :] == tl.arange(0, AHEAD)[:, None]
-    return tl.max(tl.where(asked, firsts[None, :], -1), 1)
-
-
-@triton.jit
-def all_words_of_grid(
-    best, board, turn, BLOCKS: tl.constexpr, AGAIN: tl.constexpr, SEM: tl.constexpr
-):
+def words_of_grid(best, board, turn, BLOCKS: tl.constexpr, AGAIN: tl.constexpr, SEM: tl.constexpr):
     """The words of all blocks, each block's one behind the other; every block gets the same.
 
     Args:
@@ -193,6 +125,38 @@ def all_words_of_grid(
 
 
 @triton.jit
+def leaders_of_grid(
+    first, second, board, turn, AHEAD: tl.constexpr, BLOCKS: tl.constexpr, AGAIN: tl.constexpr
+):
+    """The best words of all groups that nothing unseen can beat; every block gets the same answer.
+
+    A block has GROUPS groups of tokens. A group's best that is above every group's second is above
+    all that was not written, too. Nothing but the board is read that another block wrote, so that
+    no order is asked for.
+
+    Args:
+        first: int64 [GROUPS], the best word of each group; -1 where nothing is open.
+        second: int64 [GROUPS], the next best.
+        board, turn, BLOCKS, AGAIN: see `words_of_grid`, with two words a group.
+        AHEAD: how many at most, a power of two, at most GROUPS·BLOCKS.
+
+    Returns:
+        int64 [AHEAD], best first, -1 from where there are no more; at least one unless all are -1.
+    """
+    groups: tl.constexpr = first.shape[0]
+    both = tl.reshape(tl.join(first, second), (2 * groups,))
+    words = words_of_grid(both, board, turn, BLOCKS, AGAIN, "relaxed")
+    firsts, seconds = tl.split(tl.reshape(words, (BLOCKS * groups, 2)))
+    firsts = tl.where(firsts > tl.max(seconds, 0), firsts, -1)
+    # Words differ, so that ranks do; those that are out share one that is never asked for. Both
+    # tables have the slots along a warp, so that ranks stay where they were counted.
+    rank = tl.sum((firsts[:, None] > firsts[None, :]).to(tl.int32), 0)
+    rank = tl.where(firsts >= 0, rank, AHEAD)
+    asked = rank[None, :] == tl.arange(0, AHEAD)[:, None]
+    return tl.max(tl.where(asked, firsts[None, :], -1), 1)
+
+
+@triton.jit
 def pool_of_grid(best, board, turn, POOL: tl.constexpr, BLOCKS: tl.constexpr, AGAIN: tl.constexpr):
     """Some of the best tokens of all blocks, the best of all among them; the same everywhere.
 
@@ -202,7 +166,7 @@ def pool_of_grid(best, board, turn, POOL: tl.constexpr, BLOCKS: tl.constexpr, AG
 
     Args:
         best: int64 [PLACES], best first, see `best_words`.
-        board, turn, BLOCKS, AGAIN: see `all_words_of_grid`, which releases.
+        board, turn, BLOCKS, AGAIN: see `words_of_grid`, which releases.
 
     Returns:
         pool, int32 [POOL]: tokens, in no order; -1 from where there are no more.
@@ -211,7 +175,7 @@ def pool_of_grid(best, board, turn, POOL: tl.constexpr, BLOCKS: tl.constexpr, AG
     """
     places: tl.constexpr = best.shape[0]
     slots: tl.constexpr = BLOCKS * places
-    words = all_words_of_grid(best, board, turn, BLOCKS, AGAIN, "release")
+    words = words_of_grid(best, board, turn, BLOCKS, AGAIN, "release")
     slot = tl.arange(0, slots)
     most = tl.max(words, 0)
     bound = tl.max(tl.where(slot % places == places - 1, words, -1), 0)
