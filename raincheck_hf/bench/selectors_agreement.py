@@ -100,7 +100,7 @@ def check_cores(device: str, largest: int = 4096) -> int:
         expected, twin_rest = plain.determinant(similar, k)
         _require(torch.equal(found, expected), "determinant picks", n, n, k, tied)
         _require(torch.equal(rest, twin_rest), "determinant residuals", n, n, k, tied)
-        count += 8
+        count += 10
     return count
 
 

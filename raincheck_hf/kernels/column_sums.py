@@ -188,9 +188,14 @@ def _columns(
     tl.store(received + place, total / (stop - start), mask=place < stop)
 
 
+def _reaches(tensor: Tensor, major: int) -> bool:
+    """Whether the GPU is of this compute capability or later; the interpreter is of any."""
+    return not tensor.is_cuda or torch.cuda.get_device_capability(tensor.device)[0] >= major
+
+
 def _described(heads: Tensor) -> bool:
     """Whether [N, H, e] is to be copied by descriptor; fp32 is multiplied from registers."""
-    if heads.is_cuda and torch.cuda.get_device_capability(heads.device) < (9, 0):
+    if not _reaches(heads, 9):
         return False
     steps = (heads.data_ptr(), *(n * heads.element_size() for n in heads.stride()[:2]))
     return heads.element_size() == 2 and all(step % _COPIED == 0 for step in steps)
@@ -298,6 +303,6 @@ def column_means(
             tiles = (*queries[rows], *keys[others])
             _normalisers[grid](*tiles, blocks, normaliser, *common, **shapes, **options)
         tiles = (*keys[rows], *queries[others])
-        shapes |= {"BANDS": min(warps, others // 16), "SHARED": half}
+        shapes |= {"BANDS": min(warps, others // 16), "SHARED": half and _reaches(query, 8)}
         _columns[grid](*tiles, blocks, normaliser, received, *common, **shapes, **options)
     return received.mean(0)

@@ -170,7 +170,8 @@ def determinant(
         rest = (kernel[pick].double() * scale).trunc() - above[:, pick] @ above
         factor[row] = (rest * (1 / (candidates[pick] * KEY_STEP).sqrt()) + 0.5).floor()
         residual = residual - factor[row].square()
-    return torch.tensor(picks, device=kernel.device), (residual / scale).float()
+    found = torch.tensor(picks, dtype=torch.int64, device=kernel.device)
+    return found, (residual / scale).float()
 
 
 def square_quanta(ceiling: float) -> float:
@@ -190,13 +191,14 @@ def diagonal_ceiling(kernel: Tensor) -> float:
 def start_of(kernel: Tensor, scale: float, tolerance: float, floor: float) -> tuple[Tensor, Tensor]:
     """Residuals before the first pick, and the smallest that count: whole numbers, fp64 [n].
 
+    Nothing counts where the diagonal is no number, negative, or far above its ceiling.
     What counts is compared by a key of 1 or more. And a token, once picked, never counts again: the
     root of its residual, rounded to whole quanta, leaves at most that root of it.
     """
     residual = (kernel.diagonal().double() * scale).trunc()
+    residual = residual.where((residual >= 0) & (residual <= 2**53), 0)
     smallest = (residual * tolerance).clamp_min(floor * scale)
-    rounding = 2 * residual.clamp_min(0).sqrt()
-    return residual, torch.maximum(smallest, rounding).clamp(KEY_STEP, 2**53).floor()
+    return residual, torch.maximum(smallest, 2 * residual.sqrt()).clamp(KEY_STEP, 2**53).floor()
 
 
 def thinned(similar: Tensor, keep: int, rounds: int, tokens: Tensor | None = None) -> Tensor:
@@ -210,7 +212,7 @@ def thinned(similar: Tensor, keep: int, rounds: int, tokens: Tensor | None = Non
         similar: fp32 [n, n], symmetric.
         keep: 1 ≤ keep ≤ m.
         rounds: about how many to need.
-        tokens: int64 [m], ascending, those to thin out; None is all.
+        tokens: int64 [m], ascending, below n: those to thin out; None is all.
 
     Returns:
         int64 [keep], ascending, the tokens left.

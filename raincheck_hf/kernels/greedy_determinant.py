@@ -37,10 +37,12 @@ def _start(
 ):  # fmt: skip
     """`greedy.start_of` of some tokens; of those that are not known, nothing that counts."""
     diagonal = tl.load(matrix + token.to(tl.int64) * (n + 1), mask=known, other=0.0)
-    residual = (diagonal.to(tl.float64) * scale).to(tl.int64).to(tl.float64)
+    residual = diagonal.to(tl.float64) * scale
+    residual = tl.where((residual >= 0.0) & (residual <= 9007199254740992.0), residual, 0.0)
+    residual = tl.floor(residual)
     quanta = tl.zeros_like(residual) + scale
     smallest = tl.maximum(residual * TOLERANCE, quanta * FLOOR)
-    smallest = tl.maximum(smallest, 2.0 * tl.sqrt(tl.maximum(residual, 0.0)))
+    smallest = tl.maximum(smallest, 2.0 * tl.sqrt(residual))
     smallest = tl.floor(tl.minimum(tl.maximum(smallest, STEP), 9007199254740992.0))
     return residual, tl.where(known, smallest, float("inf"))
 
@@ -216,7 +218,7 @@ def determinant(
 ) -> tuple[Tensor, Tensor]:
     """As `greedy.determinant`, in one launch; given a ceiling, without waiting for it.
 
-    Memory beside L: a little more than budget·n words.
+    Memory beside L: budget·n words, the budget rounded up to a multiple of the depth.
 
     Args:
         kernel: L fp32 [n, n], contiguous, symmetric positive semidefinite.
@@ -230,12 +232,14 @@ def determinant(
         depth: rows of the factor in flight at once, a power of two, at least 16.
 
     Raises:
-        ValueError: a shape, dtype or stride is not as above, or the budget is out of range.
+        ValueError: a shape, dtype or stride is not as above, or budget or places are out of range.
     """
     check_matrix(kernel, "kernel", square=True)
     n, device = len(kernel), kernel.device
     if not 1 <= budget <= n:
         raise ValueError(f"budget must be 1 to {n}, got {budget}")
+    if places < 2:
+        raise ValueError(f"places must be a power of two from 2 on, got {places}")
     blocks = blocks or grid_size(kernel, n)
     width = triton.cdiv(n, blocks)
     cols = max(16, triton.next_power_of_2(width))
@@ -270,6 +274,7 @@ def determinant(
             TOLERANCE=tolerance,
             FLOOR=floor,
             STEP=KEY_STEP,
-            **launch_options(kernel, warps),
+            # A product is rounded before a half is added to it, as in the loop.
+            **launch_options(kernel, warps, enable_fp_fusion=False),
         )
     return picks, (residuals / scale).float()

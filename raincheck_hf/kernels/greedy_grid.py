@@ -263,9 +263,11 @@ def new_board(words: int, device: torch.device) -> Tensor:
     return torch.zeros(2, words, dtype=torch.int64, device=device)
 
 
-def launch_options(tokens: Tensor, warps: int) -> dict[str, Any]:
-    """Keyword arguments of a launch whose blocks wait for each other."""
-    return {"num_warps": warps, "launch_cooperative_grid": True} if tokens.is_cuda else {}
+def launch_options(tokens: Tensor, warps: int, **more: Any) -> dict[str, Any]:
+    """Keyword arguments of a launch whose blocks wait for each other; none for the interpreter."""
+    if not tokens.is_cuda:
+        return {}
+    return {"num_warps": warps, "launch_cooperative_grid": True, **more}
 
 
 def check_matrix(matrix: Tensor, name: str, square: bool) -> None:

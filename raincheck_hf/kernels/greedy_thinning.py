@@ -118,7 +118,7 @@ def thinned(
         similar: fp32 [n, n], contiguous, symmetric.
         keep: 1 ≤ keep ≤ m.
         rounds: about how many to need.
-        tokens: int64 [m], ascending, those to thin out; None is all.
+        tokens: int64 [m], ascending, below n: those to thin out; None is all.
         mine, wide: tokens that a block looks at at once, and others for each; powers of two.
         warps: of a block.
 

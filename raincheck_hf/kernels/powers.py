@@ -4,7 +4,7 @@
 
 A processor takes 16 powers a cycle and multiplies 128 numbers. Where powers are what binds, a share
 of them can be a polynomial, as in FlashAttention-4: x = n + f with n the nearest integer, 2^f from
-five coefficients, and n added to the exponent. The coefficients are those of degree 4 whose
+five coefficients, and 2^n from n as an exponent. The coefficients are those of degree 4 whose
 greatest relative error on [-1/2, 1/2] is least, 2.6e-6; it alternates, so that sums are closer.
 """
 
@@ -22,6 +22,8 @@ _COEFFICIENTS = (
 _C0, _C1, _C2, _C3, _C4 = (tl.constexpr(c) for c in _COEFFICIENTS)
 _LEAST = tl.constexpr(-125.0)
 _ROUNDING = tl.constexpr(1.5 * 2**23)  # beside which a sum has no fraction
+_ONE = 0x3F800000  # 1 in fp32, where integers are added to its exponent
+_UNIT = tl.constexpr(_ONE)
 _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 _PACK = 16
 _SHARE = (2, 13)  # of the 16: both rows and both columns that a thread has of a product's tile
@@ -35,21 +37,20 @@ def _assembly() -> str:
     """PTX of 16 powers of a thread."""
     least, rounding = _literal(_LEAST.value), _literal(_ROUNDING.value)
     *lower, highest = (_literal(c) for c in _COEFFICIENTS)
-    lines = ["{ .reg .f32 x, t, f, p; .reg .b32 n, m;"]
+    lines = ["{ .reg .f32 x, t, f, p; .reg .b32 n;"]
     for i in range(_PACK):
         if i not in _SHARE:
             lines.append(f"ex2.approx.ftz.f32 ${i}, ${_PACK + i};")
             continue
         lines += [
-            f"max.ftz.f32 x, ${_PACK + i}, {least};",
+            f"max.NaN.ftz.f32 x, ${_PACK + i}, {least};",
             f"add.rn.ftz.f32 t, x, {rounding};",
             f"sub.rn.ftz.f32 f, t, {rounding};",
             "sub.rn.ftz.f32 f, x, f;",
             f"mov.f32 p, {highest};",
             *(f"fma.rn.ftz.f32 p, p, f, {c};" for c in reversed(lower)),
-            "mov.b32 n, t; mov.b32 m, p;",
-            "shl.b32 n, n, 23; add.s32 n, n, m;",
-            f"mov.b32 ${i}, n;",
+            f"mov.b32 n, t; shl.b32 n, n, 23; add.s32 n, n, {_ONE}; mov.b32 t, n;",
+            f"mul.rn.ftz.f32 ${i}, p, t;",
         ]
     return "\n".join([*lines, "}"])
 
@@ -61,7 +62,7 @@ _CONSTRAINTS = tl.constexpr(",".join(["=&f"] * _PACK + ["f"] * _PACK))
 @triton.jit
 def _polynomial(x):
     """The same steps, for the interpreter."""
-    x = tl.maximum(x, _LEAST)
+    x = tl.maximum(x, _LEAST, propagate_nan=tl.PropagateNan.ALL)
     t = x + _ROUNDING
     f = x - (t - _ROUNDING)
     p = tl.full(x.shape, _C4, tl.float32)
@@ -69,8 +70,8 @@ def _polynomial(x):
     p = p * f + _C2
     p = p * f + _C1
     p = p * f + _C0
-    n = t.to(tl.int32, bitcast=True) << 23
-    return (n + p.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+    n = (t.to(tl.int32, bitcast=True) << 23) + _UNIT
+    return p * n.to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -78,8 +79,7 @@ def shared_exp2(x):
     """2^x of a tile in fp32, an eighth of it by the polynomial; all of it in the interpreter.
 
     For exponents that are not above 0, up to rounding: from 127 on, what comes out is anything.
-    2^-125 is the least that the polynomial gives, of NaN, too; a NaN in the tile stays one where
-    the other seven eighths are.
+    2^-125 is the least that the polynomial gives. NaN stays NaN.
     """
     if _INTERPRETED:
         result = _polynomial(x)

@@ -26,7 +26,7 @@ def ranked(picks: Tensor, rest: Tensor) -> Tensor:
         rest: [n] finite.
 
     Returns:
-        fp32 [n]: k ... 1 for the picks, at most 0 for all others.
+        fp32 [n]: k for the first pick, k − 1 for the next, and so on; at most 0 for all others.
     """
     scores = (rest - rest.max()).float()
     scores = torch.cat([scores, scores.new_zeros(1)])  # a place that −1 points to

@@ -70,6 +70,13 @@ def check_determinant(r: int, n: int, k: int, tied: bool) -> None:
         assert torch.equal(found[0], expected[0])
         assert torch.equal(found[1], expected[1])
     assert (greedy_determinant.determinant(torch.zeros(n, n), k)[0] == -1).all()
+    # A diagonal far above its ceiling, or no number, is as if it were not there.
+    matrix = torch.eye(n)
+    matrix[0, 0], matrix[n // 2, n // 2] = 1e9, torch.nan
+    for function in (greedy.determinant, greedy_determinant.determinant):
+        picks = function(matrix, k, ceiling=1.0)[0]
+        others = [i for i in range(n) if i not in (0, n // 2)]
+        assert picks.tolist() == (others + k * [-1])[:k]
 
 
 def check_thinning(r: int, n: int, k: int, tied: bool) -> None:
@@ -93,6 +100,14 @@ def check_column_sums(r: int, n: int, k: int, tied: bool) -> None:
     found = column_sums.column_means(query, key, lengths, 0.3, rows=16, others=32)
     expected = received_attention(query, key, lengths, 0.3)
     torch.testing.assert_close(found, expected, rtol=2e-5, atol=1e-8)
+
+    # What is no number makes its segment none, and no other.
+    for part in (query, key):
+        spoilt = part.clone()
+        spoilt[n + k // 2, -1, 0] = torch.nan
+        pair = (spoilt, key) if part is query else (query, spoilt)
+        found = column_sums.column_means(*pair, lengths, 0.3, rows=16, others=32)
+        assert found.isnan().tolist() == [n <= i < n + k for i in range(n + 2 * k)]
 
     # Rows of a joint projection, with what attention already knew about them.
     joint = torch.stack([query, key, key], 1)
@@ -129,6 +144,8 @@ def check_bad_input() -> None:
         ]:  # fmt: skip
             with pytest.raises(ValueError):
                 core(matrix, k)
+    with pytest.raises(ValueError, match="places must be"):
+        greedy_determinant.determinant(square, 1, places=1)
     with pytest.raises(ValueError, match="keep must be 1 to 2"):
         greedy_thinning.thinned(square, 3, 4, torch.arange(2))
     with pytest.raises(ValueError, match="tokens must be int64"):
