@@ -18,6 +18,7 @@ holds few queries and many keys of a tile, so that it needs few normalisers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import triton
@@ -281,9 +282,7 @@ def column_means(
     if query.stride()[1:] != (width, 1) or key.stride() != query.stride():
         query, key = query.contiguous(), key.contiguous()
     described = _described(query) and _described(key)
-    queries, keys = (
-        {size: _tiles(x, size, parts, described) for size in (rows, others)} for x in (query, key)
-    )
+    tiles_of = partial(_tiles, parts=parts, described=described)
     blocks = block_table(lengths, rows, query.device)
     received = torch.empty(heads, patches, dtype=torch.float32, device=query.device)
     shapes = {
@@ -300,9 +299,9 @@ def column_means(
     with torch.cuda.device_of(query):
         if normaliser is None:
             normaliser = torch.empty_like(received)
-            tiles = (*queries[rows], *keys[others])
+            tiles = (*tiles_of(query, rows), *tiles_of(key, others))
             _normalisers[grid](*tiles, blocks, normaliser, *common, **shapes, **options)
-        tiles = (*keys[rows], *queries[others])
+        tiles = (*tiles_of(key, rows), *tiles_of(query, others))
         shapes |= {"BANDS": min(warps, others // 16), "SHARED": half and _reaches(query, 8)}
         _columns[grid](*tiles, blocks, normaliser, received, *common, **shapes, **options)
     return received.mean(0)
