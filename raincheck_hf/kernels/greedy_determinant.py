@@ -29,6 +29,8 @@ PLACES = 4
 POOL = 32
 """Tokens that a turn looks at: a warp has a lane for each."""
 
+_EXACT = tl.constexpr(float(2**53))  # fp64 holds every whole number up to it
+
 
 @triton.jit
 def _start(
@@ -38,12 +40,12 @@ def _start(
     """`greedy.start_of` of some tokens; of those that are not known, nothing that counts."""
     diagonal = tl.load(matrix + token.to(tl.int64) * (n + 1), mask=known, other=0.0)
     residual = diagonal.to(tl.float64) * scale
-    residual = tl.where((residual >= 0.0) & (residual <= 9007199254740992.0), residual, 0.0)
+    residual = tl.where((residual >= 0.0) & (residual <= _EXACT), residual, 0.0)
     residual = tl.floor(residual)
     quanta = tl.zeros_like(residual) + scale
     smallest = tl.maximum(residual * TOLERANCE, quanta * FLOOR)
     smallest = tl.maximum(smallest, 2.0 * tl.sqrt(residual))
-    smallest = tl.floor(tl.minimum(tl.maximum(smallest, STEP), 9007199254740992.0))
+    smallest = tl.floor(tl.minimum(tl.maximum(smallest, STEP), _EXACT))
     return residual, tl.where(known, smallest, float("inf"))
 
 
@@ -238,7 +240,7 @@ def determinant(
     n, device = len(kernel), kernel.device
     if not 1 <= budget <= n:
         raise ValueError(f"budget must be 1 to {n}, got {budget}")
-    if places < 2:
+    if places < 2 or places & (places - 1):
         raise ValueError(f"places must be a power of two from 2 on, got {places}")
     blocks = blocks or grid_size(kernel, n)
     width = triton.cdiv(n, blocks)

@@ -2,8 +2,8 @@
 # An annotation in a jitted function speaks to Triton.
 """Blocks of one kernel that agree on the best candidate, pick after pick, without leaving it.
 
-The blocks of a grid each own some tokens. At every pick each writes its best candidate to a board,
-one word, and waits until all have written: the words are also the barrier. All blocks must be
+The blocks of a grid each own some tokens. At every turn each writes its best candidates to a board,
+a word each, and waits until all have written: the words are also the barrier. All blocks must be
 resident at once, so they are launched cooperatively.
 """
 

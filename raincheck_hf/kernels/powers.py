@@ -22,8 +22,7 @@ _COEFFICIENTS = (
 _C0, _C1, _C2, _C3, _C4 = (tl.constexpr(c) for c in _COEFFICIENTS)
 _LEAST = tl.constexpr(-125.0)
 _ROUNDING = tl.constexpr(1.5 * 2**23)  # beside which a sum has no fraction
-_ONE = 0x3F800000  # 1 in fp32, where integers are added to its exponent
-_UNIT = tl.constexpr(_ONE)
+_ONE = tl.constexpr(0x3F800000)  # 1 in fp32, where integers are added to its exponent
 _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 _PACK = 16
 _SHARE = (2, 13)  # of the 16: both rows and both columns that a thread has of a product's tile
@@ -49,7 +48,7 @@ def _assembly() -> str:
             "sub.rn.ftz.f32 f, x, f;",
             f"mov.f32 p, {highest};",
             *(f"fma.rn.ftz.f32 p, p, f, {c};" for c in reversed(lower)),
-            f"mov.b32 n, t; shl.b32 n, n, 23; add.s32 n, n, {_ONE}; mov.b32 t, n;",
+            f"mov.b32 n, t; shl.b32 n, n, 23; add.s32 n, n, {_ONE.value}; mov.b32 t, n;",
             f"mul.rn.ftz.f32 ${i}, p, t;",
         ]
     return "\n".join([*lines, "}"])
@@ -70,7 +69,7 @@ def _polynomial(x):
     p = p * f + _C2
     p = p * f + _C1
     p = p * f + _C0
-    n = (t.to(tl.int32, bitcast=True) << 23) + _UNIT
+    n = (t.to(tl.int32, bitcast=True) << 23) + _ONE
     return p * n.to(tl.float32, bitcast=True)
 
 
